@@ -1,0 +1,250 @@
+"""The engine: sequences of tokens in, integer logits and tokens out.
+
+Owns the runner, the KV cache and the pages. Knows token ids, never text; tokens and logits are a function
+of (artifact, token ids, sampling parameters, seed), whatever the chunking, the threads or the company.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.container import Artifact
+from headrace.engine.pages import PagePool, pages_for
+from headrace.engine.sampler import Sampler
+from headrace.engine.sequence import Sequence
+from headrace.errors import ContextError, InputError
+from headrace.kernels.program import Batch
+from headrace.kernels.select import select
+from headrace.models.config import DenseConfig
+from headrace.models.decoder import build_program
+from headrace.models.families import family
+from headrace.values import FinishReason, GenerationStats, SamplingParams, Token
+
+DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted."""
+
+    sequence: Sequence
+    tokens: Tokens[int]
+    all_logits: bool = False
+
+
+class Engine:
+    """One loaded model. Used by one thread at a time; `close` frees its threads and memory."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        threads: int | None = None,
+        kernels: str | None = None,
+        max_context: int | None = None,
+        num_sequences: int = 1,
+        chunk: int = DEFAULT_CHUNK,
+    ) -> None:
+        """max_context: positions of one sequence, at most the model's own. Raises InputError."""
+        self.config = DenseConfig.from_json(artifact.manifest.config)
+        family(artifact.manifest.family).check(self.config)
+        self.fraction_bits = artifact.manifest.fraction_bits
+        self.context = self._context(max_context)
+        self.end_tokens = frozenset(artifact.manifest.end_tokens)
+        self._program = build_program(
+            self.config, artifact.manifest.tensors, artifact.tensors, self.fraction_bits
+        )
+        self.backend = select(kernels, threads=threads)
+        self._chunk = max(1, min(chunk, self.context))
+        self._runner = self.backend.compile(
+            self._program, capacity=self._chunk, logit_capacity=self._chunk
+        )
+        num_pages = pages_for(self.context) * num_sequences
+        self._cache = np.zeros((num_pages, self._program.shape.page_bytes), np.uint8)
+        self._pool = PagePool(num_pages)
+        self.stats: GenerationStats | None = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def new_sequence(self) -> Sequence:
+        return Sequence(self._pool, self.context)
+
+    def forward(self, work: Tokens[Work]) -> NDArray[np.int32]:
+        """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
+
+        The result is a view that the next pass overwrites.
+        """
+        for item in work:
+            item.sequence.reserve(len(item.tokens))
+        batch = _batch(work)
+        self._check(batch)
+        self._runner.run(0, len(self._program.ops), batch, self._cache)
+        for item in work:
+            item.sequence.commit(item.tokens)
+        return self._runner.logits(len(batch.logit_rows))
+
+    def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
+        """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
+        if not tokens:
+            raise InputError("there are no tokens to read")
+        for at in range(0, len(tokens), self._chunk):
+            logits = self.forward([Work(sequence, tokens[at : at + self._chunk])])
+        return logits[0]
+
+    def logits(self, tokens: Tokens[int]) -> NDArray[np.int32]:
+        """Logits after each token, i32[len, vocab], fixed point with `fraction_bits`."""
+        self._fits(len(tokens))
+        sequence = self.new_sequence()
+        try:
+            parts = [
+                self.forward([Work(sequence, tokens[at : at + self._chunk], True)]).copy()
+                for at in range(0, len(tokens), self._chunk)
+            ]
+        finally:
+            sequence.release()
+        return np.concatenate(parts)
+
+    def kv_bytes(self, sequence: Sequence) -> bytes:
+        """Every byte that the cache holds of a sequence's whole tiles' positions, for comparison."""
+        return self._cache[sequence.page_table()].tobytes()
+
+    def saturations(self) -> dict[str, int]:
+        """Clipped values since the engine was made, by site."""
+        return dict(self._runner.saturations())
+
+    def generate(
+        self,
+        prompt: Tokens[int],
+        sampling: SamplingParams,
+        *,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Generator[Token, None, None]:
+        """Generate after `prompt`. `stats` describes the generation once it has ended.
+
+        The end token is yielded last. Raises ContextError when the prompt does not fit.
+        """
+        self._fits(len(prompt) + 1)
+        return _Generation(self, list(prompt), sampling, cancel or (lambda: False)).run()
+
+    def _fits(self, num_tokens: int) -> None:
+        if num_tokens > self.context:
+            raise ContextError(num_tokens, self.context)
+
+    def _context(self, wanted: int | None) -> int:
+        if wanted is None:
+            return self.config.context
+        if not 1 <= wanted <= self.config.context:
+            raise InputError(
+                f"a context of {wanted} is not possible; the model's is {self.config.context}"
+            )
+        return wanted
+
+    def _check(self, batch: Batch) -> None:
+        if len(batch.tokens) > self._chunk:
+            raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {self._chunk}")
+        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
+
+
+def _batch(work: Tokens[Work]) -> Batch:
+    tokens, positions, sequences, wanted = [], [], [], []
+    for index, item in enumerate(work):
+        start, count = len(item.sequence), len(item.tokens)
+        first = len(tokens)
+        tokens += item.tokens
+        positions += range(start, start + count)
+        sequences += [index] * count
+        wanted += range(first if item.all_logits else len(tokens) - 1, len(tokens))
+    arrays = (np.array(v, dtype=np.int32) for v in (tokens, positions, sequences))
+    tables = tuple(item.sequence.page_table() for item in work)
+    return Batch(*arrays, tables, np.array(wanted, dtype=np.int32))
+
+
+class _Generation:
+    """The state of one generation: its sequence, its picker, its clock and its fingerprint."""
+
+    def __init__(
+        self, engine: Engine, prompt: list[int], params: SamplingParams, cancel: Callable[[], bool]
+    ) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._cancel = cancel
+        room = engine.context - len(prompt)
+        self._limit = min(params.max_tokens or room, room)
+        self._seed = secrets.randbits(64) if params.seed is None else params.seed
+        vocab = engine.config.vocab_size
+        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits)
+        self._sampler.observe(prompt)
+        self._hash = hashlib.sha256()
+        self._before = engine.saturations()
+        self._times = [time.perf_counter()] * 2
+        self._count = 0
+
+    def run(self) -> Generator[Token, None, None]:
+        sequence = self._engine.new_sequence()
+        reason: FinishReason = "cancelled"
+        try:
+            unread = self._prompt
+            while not self._cancel():
+                token = self._next(sequence, unread)
+                if token is None:
+                    break
+                yield token
+                if token.id in self._engine.end_tokens or self._count >= self._limit:
+                    reason = "stop" if token.id in self._engine.end_tokens else "length"
+                    break
+                unread = [token.id]
+        finally:
+            sequence.release()
+            self._engine.stats = self._stats(reason)
+
+    def _next(self, sequence: Sequence, unread: list[int]) -> Token | None:
+        """Read what is unread, in chunks that a cancellation can stop, and pick."""
+        chunk = self._engine._chunk
+        for at in range(0, len(unread), chunk):
+            if at and self._cancel():
+                return None
+            logits = self._engine.forward([Work(sequence, unread[at : at + chunk])])[0]
+        self._hash.update(logits.data)
+        token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
+        self._count += 1
+        if self._count == 1:
+            self._times[1] = time.perf_counter()
+        return token
+
+    def _stats(self, reason: FinishReason) -> GenerationStats:
+        start, first = self._times
+        after = self._engine.saturations()
+        return GenerationStats(
+            prompt_tokens=len(self._prompt),
+            new_tokens=self._count,
+            prefill_seconds=first - start,
+            decode_seconds=time.perf_counter() - first if self._count else 0.0,
+            seed=self._seed,
+            fingerprint=self._hash.hexdigest()[:32],
+            finish_reason=reason,
+            saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
+        )

@@ -1,0 +1,123 @@
+"""The one error tree. Each class knows its code, HTTP status, exit code and a hint.
+
+Raised where the fact is known; rendered once by the CLI and once by the server. This module imports
+nothing from headrace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Base of every error that headrace raises on purpose. The message is one line."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class InputError(HeadraceError):
+    """Something that the user gave cannot be used: exit code 2."""
+
+    code = "bad_input"
+    http_status = 400
+    exit_code = 2
+
+
+class FileError(InputError):
+    """A file is missing, damaged, hostile or not of the expected kind.
+
+    `place` is where in the file (an offset, a key, a tensor), `cause` is what is wrong there.
+    """
+
+    code = "bad_file"
+
+    def __init__(
+        self, path: str | Path, place: str, cause: str, *, hint: str | None = None
+    ) -> None:
+        super().__init__(f"{path}: {place}: {cause}", hint=hint)
+        self.path = Path(path)
+        self.place = place
+        self.cause = cause
+
+
+class UnsupportedError(InputError):
+    """A well-formed thing that headrace does not implement; names it and what is supported."""
+
+    code = "unsupported"
+
+
+class UnknownModelError(InputError):
+    """A model name that the registry does not know and that is no path either."""
+
+    code = "unknown_model"
+    http_status = 404
+
+
+class ContextError(InputError):
+    """A prompt is longer than the context; the message says both numbers."""
+
+    code = "context_overflow"
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, the context holds {context_tokens}",
+            hint="shorten the prompt, or use a model with a longer context",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class SettingError(InputError):
+    """A setting, flag or environment variable with an unusable name or value."""
+
+    code = "bad_setting"
+
+
+class TemplateError(InputError):
+    """A chat template that is invalid, raises, or exceeds its bounds."""
+
+    code = "bad_template"
+
+
+class DiskFullError(HeadraceError):
+    """The disk cannot hold what is about to be written; what was there before is untouched."""
+
+    code = "disk_full"
+    http_status = 507
+
+    def __init__(self, path: str | Path, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(f"{path}: needs {needed_bytes:,} bytes, {free_bytes:,} are free")
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class DownloadError(HeadraceError):
+    """A download failed or its bytes are not those that the registry pins."""
+
+    code = "download_failed"
+    http_status = 502
+
+
+class KernelUnavailableError(InputError):
+    """A kernel tier was forced that this machine or build does not have."""
+
+    code = "kernel_unavailable"
+
+
+class CancelledError(HeadraceError):
+    """The work was cancelled by its caller."""
+
+    code = "cancelled"
+    http_status = 499
+    exit_code = 130

@@ -1,0 +1,218 @@
+"""The program of a model: a flat tuple of operations over named workspace buffers.
+
+A model is compiled into a `Program` once, at load. A backend turns it into a `Runner` that runs any
+range of operations over a `Batch`: a layer slice is a range, a whole step is the whole range. Operations
+are frozen values; nothing here computes.
+
+Buffers, one row a token of the batch: `X` i32[rows, hidden] (residual), `QKV` i32[rows, q + 2 kv],
+`MIXED` i32[rows, q], `GATE_UP` i32[rows, 2 ffn_rows], `LOGITS` i32[logit rows, vocab], and one
+block activation of the width that the last producer wrote (Norm, Quantize, SiluMul).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
+PAGE_TOKENS = 64
+
+SITES = ("embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention")
+
+
+class Buffer(IntEnum):
+    X = 0
+    QKV = 1
+    MIXED = 2
+    GATE_UP = 3
+    LOGITS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """An affine block weight [n, k] in kernel order (docs/artifact.md): tiles of 16 rows.
+
+    codes u8[T, B, 4 or 8, 16, 4], scales i16[T, G, 16], mins i16[T, ceil(G/4), 16, 4] or None,
+    row i32[3, 16 T] (mantissa, exponent, min shift). bits 4 or 8, group 32 or 64.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.int16]
+    mins: NDArray[np.int16] | None
+    row: NDArray[np.int32]
+    n: int
+    k: int
+    bits: int
+    group: int
+
+    @property
+    def nbytes(self) -> int:
+        mins = 0 if self.mins is None else self.mins.nbytes
+        return self.codes.nbytes + self.scales.nbytes + mins + self.row.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """A norm's gain i32[k] * 2^exponent and its epsilon mantissa * 2^exponent."""
+
+    values: NDArray[np.int32]
+    exponent: int
+    eps: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Embed:
+    """Tokens of the batch -> X (R10)."""
+
+    weight: PackedWeight
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """X -> activation (R4, R2)."""
+
+    gain: Gain
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """Activation -> target (R3), plus a bias, plus what the target held if `residual`."""
+
+    weight: PackedWeight
+    target: Buffer
+    bias: NDArray[np.int32] | None = None
+    residual: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """RMSNorm of heads [first_head, first_head + num_heads) of QKV, in place (R4, R5)."""
+
+    gain: Gain
+    first_head: int
+    num_heads: int
+
+
+@dataclass(frozen=True, eq=False)
+class Land:
+    """Rotate the query and key heads of QKV in place and store keys and values (R6, R7)."""
+
+    layer: int
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """Query heads of QKV over the stored keys and values of their sequence -> MIXED (R8)."""
+
+    layer: int
+
+
+@dataclass(frozen=True, eq=False)
+class Quantize:
+    """MIXED -> activation (R2)."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiluMul:
+    """silu(gate) * up of GATE_UP -> activation (R9, R2)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Select:
+    """Keep the rows of X that the batch wants logits of: from here on, they are the rows."""
+
+
+Op = Embed | Norm | Project | HeadNorm | Land | Attend | Quantize | SiluMul | Select
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that every operation shares. ffn_rows and ffn_width are padded as in DenseConfig."""
+
+    hidden: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_rows: int
+    ffn_width: int
+    vocab: int
+    fraction_bits: int
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def tile_bytes(self) -> int:
+        """One KV tile record: 16 positions of one kv head (src/native/ops.h)."""
+        return 32 * self.head_dim + 64 * (self.head_dim // 32) + 64
+
+    @property
+    def page_bytes(self) -> int:
+        """One KV page: [layers][kv heads][4 tiles][record]."""
+        return self.num_layers * self.num_kv_heads * PAGE_TILES * self.tile_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Operations with the tables they share. `marks[i]` is the index of layer i's first operation;
+    the last mark is the first operation after the layers."""
+
+    ops: tuple[Op, ...]
+    shape: ModelShape
+    rope_low: NDArray[np.int32]
+    rope_high: NDArray[np.int32]
+    sigmoid: NDArray[np.int32]
+    marks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows of one run. Rows of one sequence are consecutive positions in order.
+
+    tokens, positions, sequences: i32[rows]; page_tables[s] i32[pages] are the KV pages of sequence s;
+    logit_rows i32[any]: the rows whose logits are wanted.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    page_tables: tuple[NDArray[np.int32], ...]
+    logit_rows: NDArray[np.int32]
+
+
+class Runner(Protocol):
+    """A compiled program with its workspace; used by one thread at a time."""
+
+    capacity: int
+
+    def run(self, begin: int, end: int, batch: Batch, cache: NDArray[np.uint8]) -> None:
+        """Run operations [begin, end) over at most `capacity` rows; cache u8[pages, page_bytes]."""
+
+    def logits(self, rows: int) -> NDArray[np.int32]:
+        """The first `rows` rows of LOGITS, [rows, vocab]; valid until the next run."""
+
+    def saturations(self) -> Mapping[str, int]:
+        """How many values were clipped since the runner was made, by site."""
+
+    def close(self) -> None:
+        """Release threads and memory; the runner is unusable afterwards."""
+
+
+class Backend(Protocol):
+    """One kernel tier."""
+
+    name: str
+
+    def compile(self, program: Program, *, capacity: int, logit_capacity: int) -> Runner:
+        """Allocate the workspace and bind the program to it."""

@@ -1,0 +1,98 @@
+"""Frozen values that floors hand to each other. Imports only errors; knows nothing of how they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.errors import SettingError
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+UNIT = 65536  # sampling parameters are Q16 integers from here on
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to pick tokens from logits.
+
+    `temperature` 0 is greedy. `seed` None draws a real random one; 0 is a seed like any other.
+    `top_k` 0, `top_p` 1, `min_p` 0, `presence_penalty` 0 and `repetition_penalty` 1 switch off.
+    Raises SettingError when a value is out of range.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._within("temperature", 0.0, 100.0)
+        self._within("top_p", 0.0, 1.0)
+        self._within("min_p", 0.0, 1.0)
+        self._within("presence_penalty", -100.0, 100.0)
+        self._within("repetition_penalty", 0.01, 100.0)
+        self._within("top_k", 0, 2**31 - 1)
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise SettingError(f"seed is {self.seed}; it must be between 0 and 2^64 - 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise SettingError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if any(not s for s in self.stop):
+            raise SettingError("stop holds an empty string")
+
+    def _within(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:  # also refuses NaN
+            raise SettingError(f"{name} is {value}; it must be between {low} and {high}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token: its id and its absolute position in the sequence."""
+
+    id: int
+    position: int
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    seed: int
+    fingerprint: str
+    finish_reason: FinishReason
+    saturations: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second after the first, which prefill pays for."""
+        steps = max(self.new_tokens - 1, 0)
+        return steps / self.decode_seconds if self.decode_seconds else 0.0
