@@ -69,7 +69,7 @@ class Engine:
             self._program, capacity=self._chunk, logit_capacity=self._chunk
         )
         num_pages = pages_for(self.context) * num_sequences
-        self._cache = np.zeros((num_pages, self._program.shape.page_bytes), np.uint8)
+        self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
         self.stats: GenerationStats | None = None
 
@@ -248,3 +248,10 @@ class _Generation:
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
         )
+
+
+def _aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """u8[rows, row_bytes] at a 64-byte boundary; untouched rows take no memory."""
+    raw = np.zeros(rows * row_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + rows * row_bytes].reshape(rows, row_bytes)
