@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "project.h"
-#include "project_common.h"
+#include "project_chunk.h"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers
 #define UNROLL _Pragma("GCC unroll 16")
@@ -11,49 +11,6 @@ namespace headrace {
 namespace {
 
 constexpr int kMaxTokens = 12;  // 12 block sums and 12 accumulators, with the weights, fill 32 registers
-
-// One block of one vector, as the kernel reads it. Blocks of the vectors that are computed together
-// follow one another, so that the kernel walks a single stream whatever k is.
-struct Block {
-  int8_t codes[kBlock];
-  int32_t start;  // initial sum: removes the codes' centre; for 8 bits it also holds the rounding half
-  int32_t scale;  // zero-extended: the upper half makes vpmaddwd ignore the sum's upper half
-};
-
-// The code sums of one supergroup's groups, in the order of the minima.
-struct GroupSums {
-  int16_t sum[kSupergroup];
-};
-
-constexpr int kChunkTokens = 504;        // vectors prepared at a time, at most
-constexpr int kChunkBlocks = 6144;       // their blocks
-constexpr int kChunkSupergroups = 1914;  // tokens * ceil(blocks / 4) <= (kChunkBlocks + 3 * kChunkTokens) / 4
-
-struct Chunk {
-  Block blocks[kChunkBlocks];
-  GroupSums sums[kChunkSupergroups];
-};
-
-void prepare(const PackedWeight& w, const Shape& s, const Activations& x, int m, int count, Block* out) {
-  const int centre = w.bits == 4 ? 8 : 128, half = w.bits == 4 ? 0 : 8;
-  for (int i = 0; i < count; ++i)
-    for (int b = 0; b < s.blocks; ++b) {
-      const size_t at = size_t(m + i) * s.blocks + b;
-      Block& block = out[b * count + i];
-      _mm256_storeu_si256((__m256i*)block.codes, _mm256_loadu_si256((const __m256i*)(x.codes + at * kBlock)));
-      block.start = half - centre * x.sums[at];
-      block.scale = x.scales[at];
-    }
-}
-
-// A group has one or two blocks: |sum| <= 2 * 8192.
-void prepare_sums(const PackedWeight& w, const Shape& s, const Activations& x, int m, int count, GroupSums* out) {
-  __builtin_memset(out, 0, sizeof(GroupSums) * count * s.supergroups);
-  const int to_supergroup = w.group == kBlock ? 2 : 3;
-  for (int i = 0; i < count; ++i)
-    for (int b = 0; b < s.blocks; ++b)
-      out[(b >> to_supergroup) * count + i].sum[b >> (to_supergroup - 2) & 3] += x.rounded[size_t(m + i) * s.blocks + b];
-}
 
 inline __m512i broadcast(const void* four_bytes) {
   int32_t word;
@@ -128,32 +85,20 @@ struct Rows {
   __m512i mantissa[2];      // << align: below 2^22
   __m512i min_mantissa[2];  // << min_shift: below 2^29
   __m512i places[2];        // right shift for a vector of exponent 0
-  int64_t fewest, most;     // range of `places`
+  RowRange range;
   __mmask16 valid;
 };
 
-Rows load_rows(const PackedWeight& w, const Shape& s, const Output& out, int tile) {
+Rows load_rows(const Call& c, int tile) {
+  RowConstants k;
   Rows rows;
-  const int32_t* row = w.row + tile * kTile;
-  const ptrdiff_t padded = ptrdiff_t(s.tiles) * kTile;
-  alignas(64) int64_t mantissa[2][8], min_mantissa[2][8], places[2][8];
-  rows.fewest = INT64_MAX, rows.most = INT64_MIN;
-  for (int r = 0; r < kTile; ++r) {
-    const int64_t value = row[r];
-    mantissa[r & 1][r / 2] = value << s.align;
-    min_mantissa[r & 1][r / 2] = value << row[2 * padded + r];
-    const int64_t p = -(int64_t(row[padded + r]) + kSumShift + s.min_shift + out.fraction_bits);
-    places[r & 1][r / 2] = p;
-    if (value == 0) continue;  // its products are 0 whatever the shift
-    rows.fewest = p < rows.fewest ? p : rows.fewest;
-    rows.most = p > rows.most ? p : rows.most;
-  }
+  rows.range = load_row_constants(c.w, c.shape, c.out, tile, &k);
+  rows.valid = __mmask16((1u << rows.range.count) - 1);
   for (int i = 0; i < 2; ++i) {
-    rows.mantissa[i] = _mm512_load_si512(mantissa[i]);
-    rows.min_mantissa[i] = _mm512_load_si512(min_mantissa[i]);
-    rows.places[i] = _mm512_load_si512(places[i]);
+    rows.mantissa[i] = _mm512_load_si512(k.mantissa[i]);
+    rows.min_mantissa[i] = _mm512_load_si512(k.min_mantissa[i]);
+    rows.places[i] = _mm512_load_si512(k.places[i]);
   }
-  rows.valid = __mmask16((1u << least(kTile, w.n - tile * kTile)) - 1);
   return rows;
 }
 
@@ -172,7 +117,7 @@ inline bool add_exact(__m512i* a, __m512i b) {
 template <bool Mins>
 inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, int exponent, const int32_t* acc,
                         const int32_t* min_acc) {
-  if (rows.fewest - exponent < 1 || rows.most - exponent > 62) return false;
+  if (!rows.range.fits(exponent)) return false;
   const __m512i less = _mm512_set1_epi64(int64_t(exponent) + 1);
   const __m512i offset = _mm512_set1_epi64((int64_t(1) << 31) + 1);
   __m512i value[2];
@@ -194,14 +139,6 @@ inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, in
   _mm512_mask_storeu_epi32(y, rows.valid, result);
   return true;
 }
-
-// Everything that stays the same during one call.
-struct Call {
-  const PackedWeight& w;
-  const Activations& x;
-  const Shape shape;
-  const Output out;
-};
 
 // One tile of rows against M vectors from m on.
 template <int Bits, int M>
@@ -234,31 +171,23 @@ TileBy tile_by_count(int count) {
   }
 }
 
-// How many of `rest` vectors are computed together.
-int step(int rest) { return rest >= 12 ? 12 : rest >= 8 ? 8 : rest >= 6 ? 6 : least(rest, 4); }
+struct Avx512 {
+  using Rows = headrace::Rows;
+  static constexpr int kMaxTokens = headrace::kMaxTokens;
 
-void prepare_chunk(const Call& c, int begin, int end, Chunk* chunk) {
-  for (int m = begin, count; m < end; m += count) {
-    count = step(end - m);
-    prepare(c.w, c.shape, c.x, m, count, chunk->blocks + (m - begin) * c.shape.blocks);
-    if (c.w.mins != nullptr)
-      prepare_sums(c.w, c.shape, c.x, m, count, chunk->sums + (m - begin) * c.shape.supergroups);
-  }
-}
+  static int step(int rest) { return rest >= 12 ? 12 : rest >= 8 ? 8 : rest >= 6 ? 6 : least(rest, 4); }
+  // For 8 bits with the half that rounds a sum to 16 bits.
+  static int32_t start(int bits, int sum) { return bits == 4 ? -8 * sum : 8 - 128 * sum; }
+  // Zero-extended: the upper half makes vpmaddwd ignore the upper half of a sum.
+  static int32_t scale(int, int a) { return a; }
+  static Rows load_rows(const Call& c, int tile) { return headrace::load_rows(c, tile); }
 
-void run_chunk(const Call& c, int begin, int end, int tile, const Chunk& chunk) {
-  const Rows rows = load_rows(c.w, c.shape, c.out, tile);
-  for (int m = begin, count; m < end; m += count) {
-    count = step(end - m);
+  static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, const Block* blocks,
+                       const GroupSums* sums) {
     const TileBy run = c.w.bits == 4 ? tile_by_count<4>(count) : tile_by_count<8>(count);
-    run(c, rows, tile, m, chunk.blocks + (m - begin) * c.shape.blocks, chunk.sums + (m - begin) * c.shape.supergroups);
+    run(c, rows, tile, m, blocks, sums);
   }
-}
-
-int chunk_tokens(int blocks) {
-  const int tokens = least(kChunkTokens, kChunkBlocks / blocks);
-  return tokens < kMaxTokens ? tokens : tokens / kMaxTokens * kMaxTokens;
-}
+};
 
 }  // namespace
 
@@ -266,13 +195,7 @@ void project_avx512(const PackedWeight& w, const Activations& x, int m_begin, in
                     const int32_t* bias, bool residual, int32_t* y, ptrdiff_t y_stride, int fraction_bits,
                     int64_t* clipped) {
   const Call call{w, x, shape_of(w), {bias, residual, y, y_stride, fraction_bits, clipped}};
-  const int tokens = chunk_tokens(call.shape.blocks);
-  Chunk chunk;
-  for (int begin = m_begin; begin < m_end; begin += tokens) {
-    const int end = least(m_end, begin + tokens);
-    prepare_chunk(call, begin, end, &chunk);
-    for (int tile = t_begin; tile < t_end; ++tile) run_chunk(call, begin, end, tile, chunk);
-  }
+  project_chunks<Avx512>(call, m_begin, m_end, t_begin, t_end);
 }
 
 }  // namespace headrace

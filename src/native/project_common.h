@@ -108,5 +108,40 @@ inline void finish_tile(const PackedWeight& w, const Shape& s, const Activations
     finish(w, s, x, out, tile * kTile + r, m, acc[r], min_acc == nullptr ? 0 : min_acc[r]);
 }
 
+// The rows of one tile as a vectorised `finish` wants them, even and odd rows apart, in 64-bit lanes.
+struct RowConstants {
+  alignas(64) int64_t mantissa[2][8];      // << align: below 2^22
+  alignas(64) int64_t min_mantissa[2][8];  // << min_shift: below 2^29
+  alignas(64) int64_t places[2][8];        // right shift for a vector of exponent 0
+};
+
+// The right shifts of a tile's rows.
+struct RowRange {
+  int64_t fewest, most;
+  int count;  // rows of the tile that exist
+
+  // Whether every row's shift for a vector of this exponent is a right shift of 1 to 62 places.
+  bool fits(int exponent) const { return fewest - exponent >= 1 && most - exponent <= 62; }
+};
+
+inline RowRange load_row_constants(const PackedWeight& w, const Shape& s, const Output& out, int tile,
+                                   RowConstants* k) {
+  RowRange range{INT64_MAX, INT64_MIN, least(kTile, w.n - tile * kTile)};
+  const int32_t* row = w.row + tile * kTile;
+  const ptrdiff_t padded = ptrdiff_t(s.tiles) * kTile;
+  for (int r = 0; r < kTile; ++r) {
+    const int64_t mantissa = row[r];
+    const int64_t places = -(int64_t(row[padded + r]) + kSumShift + s.min_shift + out.fraction_bits);
+    k->mantissa[r & 1][r / 2] = mantissa << s.align;
+    k->min_mantissa[r & 1][r / 2] = mantissa << row[2 * padded + r];
+    k->places[r & 1][r / 2] = places;
+    if (mantissa == 0) continue;  // such a row is 0 whatever the shift
+    range.fewest = places < range.fewest ? places : range.fewest;
+    range.most = places > range.most ? places : range.most;
+  }
+  if (range.fewest > range.most) range.fewest = range.most = 0;
+  return range;
+}
+
 }  // namespace
 }  // namespace headrace

@@ -2,8 +2,8 @@
 // file that includes it. That file defines HEADRACE_ISA (a namespace name) and, inside it, the four inner
 // loops of attention:
 //   score_tile(codes, q, sums, head_dim, out)   exact block sums of one query against 16 keys
-//   value_tile(codes, hi, lo, head_dim, acc)    acc[d] += sum over 16 positions of c * v
-// so that an instruction set is one file. Rules R1..R10 are those of docs/arithmetic.md.
+//   value_tile(codes, c, head_dim, acc)         acc[d] += sum over 16 positions of c * v
+// or a whole `attend` of its own (HEADRACE_OWN_ATTEND), so that an instruction set is one file. Rules R1..R10 are those of docs/arithmetic.md.
 
 #include <cstring>
 
@@ -256,6 +256,32 @@ inline int dot_shift(int blocks) {
   return bits < 2 ? 0 : bits - 2;
 }
 
+// A query head ready for scoring.
+struct Query {
+  int8_t codes[kMaxHeadDim];
+  int16_t scales[kMaxHeadBlocks], sums[kMaxHeadBlocks];
+  int32_t exponent;
+};
+
+inline void make_query(const int32_t* q, const AttentionShape& shape, Query* out) {
+  out->exponent = quantize_to(q, shape.head_dim, -shape.fraction_bits, out->codes, out->scales);
+  block_sums(out->codes, out->scales, shape.head_dim / kBlock, out->sums, nullptr);
+}
+
+// acc * 2^(16 + exponent) / total in fixed point.
+inline void divide(const int64_t* acc, int head_dim, int64_t total, int exponent, int fraction_bits, int32_t* out,
+                   int64_t* clipped) {
+  const int width = bit_length(uint64_t(total));
+  const uint64_t normal = width > 31 ? uint64_t(total) >> (width - 31) : uint64_t(total) << (31 - width);
+  const int64_t inverse = int64_t((uint64_t(1) << 61) / normal);
+  for (int d = 0; d < head_dim; ++d) {
+    const int64_t reduced = shift_round(acc[d], width - 25);
+    out[d] = saturate(shift_round(reduced * inverse, 39 - exponent - fraction_bits), clipped);
+  }
+}
+
+#ifndef HEADRACE_OWN_ATTEND
+
 // 2^-delta in Q16 for 16 values of delta >= 0.
 inline void exp2_negative(const int32_t* delta, int32_t* out) {
   for (int i = 0; i < kTile; ++i) {
@@ -268,18 +294,6 @@ inline void exp2_negative(const int32_t* delta, int32_t* out) {
     const uint32_t n = whole < 31 ? whole : 31;
     out[i] = int32_t((p + ((1u << n) >> 1)) >> n);
   }
-}
-
-// A query head ready for scoring.
-struct Query {
-  int8_t codes[kMaxHeadDim];
-  int16_t scales[kMaxHeadBlocks], sums[kMaxHeadBlocks];
-  int32_t exponent;
-};
-
-inline void make_query(const int32_t* q, const AttentionShape& shape, Query* out) {
-  out->exponent = quantize_to(q, shape.head_dim, -shape.fraction_bits, out->codes, out->scales);
-  block_sums(out->codes, out->scales, shape.head_dim / kBlock, out->sums, nullptr);
 }
 
 // Scores of one query against one tile, in log2 units, Q16; returns the largest of the first `count`.
@@ -346,20 +360,6 @@ inline void combine(const int32_t* w, const int16_t* scales, const int16_t* expo
   }
 }
 
-// acc * 2^(16 + exponent) / total in fixed point.
-inline void divide(const int64_t* acc, int head_dim, int64_t total, int exponent, int fraction_bits, int32_t* out,
-                   int64_t* clipped) {
-  const int width = bit_length(uint64_t(total));
-  const uint64_t normal = width > 31 ? uint64_t(total) >> (width - 31) : uint64_t(total) << (31 - width);
-  const int64_t inverse = int64_t((uint64_t(1) << 61) / normal);
-  for (int d = 0; d < head_dim; ++d) {
-    const int64_t reduced = shift_round(acc[d], width - 25);
-    out[d] = saturate(shift_round(reduced * inverse, 39 - exponent - fraction_bits), clipped);
-  }
-}
-
-inline size_t round_up(size_t n) { return (n + 63) / 64 * 64; }
-
 // One query head from its scores to its output. scores i32[tiles * 16] becomes weights.
 inline void mix_row(const AttentionShape& shape, const uint8_t* const* tiles, int visible, int32_t top_score,
                     int32_t* scores, int32_t* out, int64_t* clipped) {
@@ -411,6 +411,8 @@ void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int3
   }
 }
 
+#endif  // HEADRACE_OWN_ATTEND
+
 // ---- R9, R10 -----------------------------------------------------------------------------------------
 
 void silu_mul_quantize(const int32_t* gate, const int32_t* up, const int32_t* table, int fraction_bits,
@@ -458,9 +460,14 @@ void embed(const PackedWeight& w, int row, int fraction_bits, int32_t* out, int6
 
 }  // namespace
 
-extern const Tier kTier;
-const Tier kTier = {HEADRACE_TIER_NAME, HEADRACE_PROJECT, quantize_i32, quantize_i64, norm_quantize, norm_rescale, rotary,
-                    rope, land, attend, silu_mul_quantize, embed};
+#define HEADRACE_DEFINE_TIER                                                                                   \
+  extern const Tier kTier;                                                                                     \
+  const Tier kTier = {HEADRACE_TIER_NAME, HEADRACE_PROJECT, quantize_i32, quantize_i64, norm_quantize, norm_rescale, \
+                      rotary, rope, land, attend, silu_mul_quantize, embed};
+
+#ifndef HEADRACE_OWN_ATTEND
+HEADRACE_DEFINE_TIER
+#endif
 
 }  // namespace HEADRACE_ISA
 }  // namespace headrace

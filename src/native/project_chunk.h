@@ -1,0 +1,103 @@
+// The outer loops that the projection kernels share: vectors are copied, a chunk at a time, into the order
+// in which a kernel reads them, then every row tile is run against the chunk.
+//
+// `Isa` names the instruction set: kMaxTokens, step(rest) (how many of `rest` vectors go together),
+// start(bits, sum) and scale(bits, a) (the two words of a Block), Rows, load_rows and run_tile.
+#pragma once
+
+#include "project_common.h"
+
+namespace headrace {
+namespace {
+
+// One block of one vector. Blocks of the vectors that go together follow one another, so that a kernel
+// walks a single stream whatever k is.
+struct Block {
+  int8_t codes[kBlock];
+  int32_t start;  // initial sum, which takes away the codes' centre
+  int32_t scale;
+};
+
+// The code sums of one supergroup's groups, in the order of the minima.
+struct GroupSums {
+  int16_t sum[kSupergroup];
+};
+
+constexpr int kChunkTokens = 504;        // vectors prepared at a time, at most
+constexpr int kChunkBlocks = 6144;       // their blocks: k <= 196608
+constexpr int kChunkSupergroups = 1914;  // tokens * ceil(blocks / 4) <= (kChunkBlocks + 3 * kChunkTokens) / 4
+
+struct Chunk {
+  Block blocks[kChunkBlocks];
+  GroupSums sums[kChunkSupergroups];
+};
+
+// Everything that stays the same during one call.
+struct Call {
+  const PackedWeight& w;
+  const Activations& x;
+  const Shape shape;
+  const Output out;
+};
+
+template <class Isa>
+void prepare_blocks(const Call& c, int m, int count, Block* out) {
+  for (int i = 0; i < count; ++i)
+    for (int b = 0; b < c.shape.blocks; ++b) {
+      const size_t at = size_t(m + i) * c.shape.blocks + b;
+      Block& block = out[b * count + i];
+      __builtin_memcpy(block.codes, c.x.codes + at * kBlock, kBlock);
+      block.start = Isa::start(c.w.bits, c.x.sums[at]);
+      block.scale = Isa::scale(c.w.bits, c.x.scales[at]);
+    }
+}
+
+// A group has one or two blocks: |sum| <= 2 * 8192.
+inline void prepare_sums(const Call& c, int m, int count, GroupSums* out) {
+  const int per_group = c.w.group / kBlock;
+  __builtin_memset(out, 0, sizeof(GroupSums) * count * c.shape.supergroups);
+  for (int i = 0; i < count; ++i)
+    for (int b = 0; b < c.shape.blocks; ++b) {
+      const int group = per_group == 1 ? b : b / 2;
+      out[group / kSupergroup * count + i].sum[group % kSupergroup] += c.x.rounded[size_t(m + i) * c.shape.blocks + b];
+    }
+}
+
+template <class Isa>
+void prepare_chunk(const Call& c, int begin, int end, Chunk* chunk) {
+  for (int m = begin, count; m < end; m += count) {
+    count = Isa::step(end - m);
+    prepare_blocks<Isa>(c, m, count, chunk->blocks + (m - begin) * c.shape.blocks);
+    if (c.w.mins != nullptr) prepare_sums(c, m, count, chunk->sums + (m - begin) * c.shape.supergroups);
+  }
+}
+
+template <class Isa>
+void run_chunk(const Call& c, int begin, int end, int tile, const Chunk& chunk) {
+  const typename Isa::Rows rows = Isa::load_rows(c, tile);
+  for (int m = begin, count; m < end; m += count) {
+    count = Isa::step(end - m);
+    Isa::run_tile(c, rows, tile, m, count, chunk.blocks + (m - begin) * c.shape.blocks,
+                  chunk.sums + (m - begin) * c.shape.supergroups);
+  }
+}
+
+template <class Isa>
+int chunk_tokens(int blocks) {
+  const int tokens = least(kChunkTokens, kChunkBlocks / blocks);
+  return tokens < Isa::kMaxTokens ? tokens : tokens / Isa::kMaxTokens * Isa::kMaxTokens;
+}
+
+template <class Isa>
+void project_chunks(const Call& c, int m_begin, int m_end, int t_begin, int t_end) {
+  const int tokens = chunk_tokens<Isa>(c.shape.blocks);
+  alignas(64) Chunk chunk;
+  for (int begin = m_begin; begin < m_end; begin += tokens) {
+    const int end = least(m_end, begin + tokens);
+    prepare_chunk<Isa>(c, begin, end, &chunk);
+    for (int tile = t_begin; tile < t_end; ++tile) run_chunk<Isa>(c, begin, end, tile, chunk);
+  }
+}
+
+}  // namespace
+}  // namespace headrace
