@@ -9,7 +9,7 @@
 namespace headrace {
 namespace {
 
-constexpr int kMaxTokens = 3;  // 6 block sums and 6 accumulators, with the weights, fill 16 registers
+constexpr int kMaxTokens = 4;  // 8 block sums, two registers of weights and their products; 16 registers in all
 
 inline __m256i broadcast(const void* four_bytes) {
   int32_t word;
@@ -49,6 +49,12 @@ inline void block_sums_4(const uint8_t* codes, const Block* x, __m256i (*sums)[2
   }
 }
 
+template <int M>
+inline void block_sums_open(const uint8_t* codes, const Block* x, __m256i (*sums)[2]) {
+  UNROLL for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = broadcast(&x[m].start);
+  UNROLL for (int j = 0; j < 8; ++j) add_products<M>(load(codes + 64 * j), load(codes + 64 * j + 32), x, 4 * j, sums);
+}
+
 // Codes of 8 bits are two of 4, q - 128 = 16 (high - 8) + low, each summed as above; the low ones have no
 // centre: within 16 * 127 * 15 = 30480, and 8 for rounding. The int32 result is (sum + 8) >> 4.
 template <int M>
@@ -84,15 +90,17 @@ inline __m256i load_scales(const int16_t* scales) {
 // One vpmaddwd adds the halves of a sum (|sum| <= 32512) and multiplies by the combined scale: below 2^29;
 // each half's product is below 30480 * 16513 < 2^29, too. For 8 bits the scale's upper half is 0 and the
 // sum's upper half its sign. The shifted terms of all blocks stay in int32 (see project_portable.cpp).
-template <int Bits, int M>
+template <Codes Kind, int M>
 void dot(const uint8_t* codes, const int16_t* scales, const Shape& s, int blocks_per_group, const Block* x,
          int32_t* out) {
   const __m256i shift = _mm256_set1_epi32(s.dot_shift);
   __m256i acc[M][2];
   for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = _mm256_setzero_si256();
-  for (int b = 0; b < s.blocks; ++b, codes += 64 * Bits, x += M) {
+  for (int b = 0; b < s.blocks; ++b, codes += (Kind == Codes::kPacked4 ? 256 : 512), x += M) {
     __m256i sums[M][2];
-    Bits == 4 ? block_sums_4<M>(codes, x, sums) : block_sums_8<M>(codes, x, sums);
+    if (Kind == Codes::kPacked4) block_sums_4<M>(codes, x, sums);
+    if (Kind == Codes::kOpen4) block_sums_open<M>(codes, x, sums);
+    if (Kind == Codes::kEight) block_sums_8<M>(codes, x, sums);
     UNROLL for (int h = 0; h < 2; ++h) {
       const __m256i scale = load_scales(scales + 8 * h);
       UNROLL for (int m = 0; m < M; ++m) {
@@ -206,10 +214,11 @@ inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, in
 }
 
 // One tile of rows against M vectors from m on.
-template <int Bits, int M>
-void tile_by(const Call& c, const Rows& rows, int tile, int m, const Block* blocks, const GroupSums* sums) {
+template <Codes Kind, int M>
+void tile_by(const Call& c, const Rows& rows, int tile, int m, const uint8_t* codes, const Block* blocks,
+             const GroupSums* sums) {
   int32_t acc[M * kTile], min_acc[M * kTile];
-  dot<Bits, M>(tile_codes(c.w, c.shape, tile), tile_scales(c.w, c.shape, tile), c.shape, c.w.group / kBlock, blocks, acc);
+  dot<Kind, M>(codes, tile_scales(c.w, c.shape, tile), c.shape, c.w.group / kBlock, blocks, acc);
   const bool mins = c.w.mins != nullptr;
   if (mins) min_dot<M>(tile_mins(c.w, c.shape, tile), c.shape, sums, min_acc);
   for (int i = 0; i < M; ++i) {
@@ -221,16 +230,30 @@ void tile_by(const Call& c, const Rows& rows, int tile, int m, const Block* bloc
   }
 }
 
-using TileBy = void (*)(const Call&, const Rows&, int, int, const Block*, const GroupSums*);
+using TileBy = void (*)(const Call&, const Rows&, int, int, const uint8_t*, const Block*, const GroupSums*);
 
-template <int Bits>
+template <Codes Kind>
 TileBy tile_by_count(int count) {
-  return count == 1 ? tile_by<Bits, 1> : count == 2 ? tile_by<Bits, 2> : tile_by<Bits, kMaxTokens>;
+  switch (count) {
+    case 1: return tile_by<Kind, 1>;
+    case 2: return tile_by<Kind, 2>;
+    case 3: return tile_by<Kind, 3>;
+    default: return tile_by<Kind, kMaxTokens>;
+  }
+}
+
+TileBy tile_by_codes(Codes kind, int count) {
+  switch (kind) {
+    case Codes::kPacked4: return tile_by_count<Codes::kPacked4>(count);
+    case Codes::kOpen4: return tile_by_count<Codes::kOpen4>(count);
+    default: return tile_by_count<Codes::kEight>(count);
+  }
 }
 
 struct Avx2 {
   using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
+  static constexpr int kOpenFrom = 8;
 
   static int step(int rest) { return least(rest, kMaxTokens); }
   // -4 * sum in both halves: |sum| <= 4064, so it fits int16.
@@ -239,10 +262,9 @@ struct Avx2 {
   static int32_t scale(int bits, int a) { return bits == 4 ? a * 0x10001 : a; }
   static Rows load_rows(const Call& c, int tile) { return headrace::load_rows(c, tile); }
 
-  static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, const Block* blocks,
-                       const GroupSums* sums) {
-    const TileBy run = c.w.bits == 4 ? tile_by_count<4>(count) : tile_by_count<8>(count);
-    run(c, rows, tile, m, blocks, sums);
+  static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, Codes kind, const uint8_t* codes,
+                       const Block* blocks, const GroupSums* sums) {
+    tile_by_codes(kind, count)(c, rows, tile, m, codes, blocks, sums);
   }
 };
 

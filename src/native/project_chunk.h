@@ -1,8 +1,9 @@
 // The outer loops that the projection kernels share: vectors are copied, a chunk at a time, into the order
 // in which a kernel reads them, then every row tile is run against the chunk.
 //
-// `Isa` names the instruction set: kMaxTokens, step(rest) (how many of `rest` vectors go together),
-// start(bits, sum) and scale(bits, a) (the two words of a Block), Rows, load_rows and run_tile.
+// `Isa` names the instruction set: kMaxTokens, kOpenFrom (as many vectors repay opening 4-bit codes),
+// step(rest) (how many of `rest` vectors go together), start(bits, sum) and scale(bits, a) (the two words of a
+// Block), Rows, load_rows and run_tile.
 #pragma once
 
 #include "project_common.h"
@@ -27,10 +28,16 @@ constexpr int kChunkTokens = 504;        // vectors prepared at a time, at most
 constexpr int kChunkBlocks = 6144;       // their blocks: k <= 196608
 constexpr int kChunkSupergroups = 1914;  // tokens * ceil(blocks / 4) <= (kChunkBlocks + 3 * kChunkTokens) / 4
 
+constexpr int kOpenBlocks = 512;         // of a tile of opened codes: k <= 16384
+
 struct Chunk {
+  uint8_t open[kOpenBlocks * kBlock * kTile];
   Block blocks[kChunkBlocks];
   GroupSums sums[kChunkSupergroups];
 };
+
+// How a kernel finds its codes; opened, 4 bits lie as 8 bits do.
+enum class Codes { kPacked4, kOpen4, kEight };
 
 // Everything that stays the same during one call.
 struct Call {
@@ -72,12 +79,27 @@ void prepare_chunk(const Call& c, int begin, int end, Chunk* chunk) {
   }
 }
 
+inline void open_codes(const uint8_t* packed, int blocks, uint8_t* out) {
+  constexpr int half = kBlock / 2 * kTile;
+  for (int b = 0; b < blocks; ++b, packed += half, out += 2 * half)
+    for (int i = 0; i < half; ++i) {
+      out[i] = packed[i] & 15;
+      out[half + i] = packed[i] >> 4;
+    }
+}
+
 template <class Isa>
-void run_chunk(const Call& c, int begin, int end, int tile, const Chunk& chunk) {
+void run_chunk(const Call& c, int begin, int end, int tile, Chunk& chunk) {
   const typename Isa::Rows rows = Isa::load_rows(c, tile);
+  const uint8_t* codes = tile_codes(c.w, c.shape, tile);
+  Codes kind = c.w.bits == 4 ? Codes::kPacked4 : Codes::kEight;
+  if (c.w.bits == 4 && end - begin >= Isa::kOpenFrom && c.shape.blocks <= kOpenBlocks) {
+    open_codes(codes, c.shape.blocks, chunk.open);
+    codes = chunk.open, kind = Codes::kOpen4;
+  }
   for (int m = begin, count; m < end; m += count) {
     count = Isa::step(end - m);
-    Isa::run_tile(c, rows, tile, m, count, chunk.blocks + (m - begin) * c.shape.blocks,
+    Isa::run_tile(c, rows, tile, m, count, kind, codes, chunk.blocks + (m - begin) * c.shape.blocks,
                   chunk.sums + (m - begin) * c.shape.supergroups);
   }
 }

@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer in which control tokens can be reached through marks only.
 
-Owns the two ways to get there: telling the library to leave control tokens' names alone (`plain`), or,
-for vocabularies where ordinary text could still be cut into one, renaming them throughout (`strict`).
+Owns the two ways to get there: telling the library to leave control tokens' names alone (`plain`),
+or, where ordinary text could still be cut into one, renaming them throughout (`strict`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
-from headrace.errors import UnsupportedError
+from headrace.errors import InputError, UnsupportedError
 from headrace.text.marks import AddedName, Marks
 
 Json = dict[str, Any]
@@ -27,8 +27,13 @@ class Backend:
         self.mark_ids = mark_ids
 
     def raw(self, text: str) -> list[int]:
-        """Ids as the library numbers them."""
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        """Ids as the library numbers them. InputError when the library fails on the text."""
+        try:
+            return list(self._library.encode(text, add_special_tokens=False).ids)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are not of class Exception
+            raise InputError(f"the tokenizer cannot encode this text: {error}") from None
 
     def mapped(self, ids: list[int]) -> list[int]:
         """The vocabulary's ids of the library's."""
@@ -76,7 +81,7 @@ def _numbered(library: Library, wanted: Mapping[str, int]) -> dict[int, int]:
     for mark, target in wanted.items():
         number = library.token_to_id(mark)
         if number is None or library.model.id_to_token(number) is not None:
-            # Numbered after the vocabulary's size, not its largest id: it would stand for two tokens.
+            # Numbered after the vocabulary's size, not its largest id: it would mean two tokens.
             raise UnsupportedError("the tokenizer's vocabulary has gaps between its ids")
         ids[number] = target
     return ids
@@ -94,7 +99,7 @@ def strict(source: str, marks: Marks, byte_ids: Mapping[int, int]) -> Backend:
     _rename(data["model"], names)
     data["post_processor"] = None
     library = Library.from_str(json.dumps(data, ensure_ascii=False))
-    ids = {library.token_to_id(mark): i for i, mark in marks.by_id.items()}
+    ids = {library.token_to_id(mark) or 0: i for i, mark in marks.by_id.items()}
     return Backend(library, ids | _add_byte_marks(library, marks, byte_ids))
 
 

@@ -1,8 +1,8 @@
 """Marks: private stand-ins for control tokens inside text that headrace itself produced.
 
-A control token enters an encoding only through its mark. A mark holds a random number drawn when the
-tokenizer is loaded, so no prompt, message or template can spell one; the ids that come out do not
-depend on the number. Owns the marks and where they go; knows no vocabulary beyond the names given.
+A control token enters an encoding only through its mark. A mark holds a random number drawn when
+the tokenizer is loaded, so no prompt, message or template can spell one; the ids that come out do
+not depend on it. Owns the marks and where they go; knows no vocabulary beyond the names given.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Lead = Literal["keep", "one", "all"]
 
 
 def byte_alphabet() -> dict[int, str]:
-    """The byte-level alphabet of GPT-2: printable bytes stand for themselves, the rest follow U+0100."""
+    """GPT-2's byte-level alphabet: printable bytes stand for themselves, the rest from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(plain)]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}

@@ -36,8 +36,8 @@ def _borders(pattern: str) -> list[int]:
 class StopStrings:
     """Lets text through up to the stop string that is completed first, and nothing after it.
 
-    Text that could be the beginning of a stop string is held back until it is not. When two end at the
-    same character the longer one counts. How the text is cut into pieces makes no difference.
+    Text that could be the beginning of a stop string is held back until it is not. When two end at
+    the same character the longer one counts. How the text is cut into pieces makes no difference.
     `stopped` is the stop string that was met, or None.
     """
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, over a Hugging Face `tokenizer.json`.
 
-Owns the rule that control tokens come only from trusted text: what a user wrote is encoded as ordinary
-text, whatever it spells. Knows nothing of models, templates or files other than the one it opens.
+Owns the rule that control tokens come only from trusted text: what a user wrote is encoded as
+ordinary text, whatever it spells. Knows nothing of models, templates or other files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Library
 from tokenizers.models import Unigram
 
-from headrace.errors import FileError, HeadraceError
+from headrace.errors import FileError
 from headrace.text import backend
 from headrace.text.detokenizer import Detokenizer
 from headrace.text.marks import Marks
@@ -27,8 +27,8 @@ _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # how surrogateescape spells a byte th
 class Tokenizer:
     """A vocabulary with its encoding and decoding rules. Safe to use from several threads.
 
-    `bos` and `eos` are ids that the artifact's manifest states; without them `bos` is the token that
-    the tokenizer itself puts in front of a text, if any. `source` returns the tokenizer's JSON.
+    `bos` and `eos` are ids that the artifact's manifest states; without them `bos` is the token
+    that the tokenizer itself puts in front of a text, if any. `source` returns its JSON.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Open a tokenizer.json.
 
-        FileError when it is missing or is not one; UnsupportedError when its decoder is of a kind that
-        headrace does not know.
+        FileError when it is missing or is not one; UnsupportedError when its decoder is of a kind
+        that headrace does not know.
         """
         file = Path(path)
         if not file.is_file():
@@ -93,9 +93,9 @@ class Tokenizer:
     def encode(self, text: str | bytes, *, allow_special: bool = False) -> list[int]:
         """Ids of `text` alone: nothing is put in front or behind.
 
-        The name of a control token in `text` is ordinary text unless `allow_special`. A byte that is
-        not part of valid UTF-8 (in bytes, or escaped in a str by surrogateescape) becomes the token of
-        that byte in a byte-level vocabulary, U+FFFD in any other.
+        The name of a control token in `text` is ordinary text unless `allow_special`. A byte that
+        is not part of valid UTF-8 (in bytes, or escaped in a str by surrogateescape) becomes the
+        token of that byte if the vocabulary is byte-level and has it, and U+FFFD otherwise.
         """
         plain = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text
         return self.encode_marked(self.marks.mark(plain) if allow_special else plain)
@@ -170,8 +170,6 @@ class Tokenizer:
 def _loaded(path: str | Path, load: Callable[[], Library]) -> Library:
     try:
         return load()
-    except HeadraceError:
-        raise
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not of class Exception

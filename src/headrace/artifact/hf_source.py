@@ -1,0 +1,266 @@
+"""A Hugging Face or MLX directory as a source: config.json, safetensors files, tokenizer files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.blocks import floats
+from headrace.artifact.jsontext import read_object
+from headrace.artifact.manifest import TokenizerInfo
+from headrace.artifact.naming import HF_FAMILIES, HF_HARMLESS, HUGGING_FACE
+from headrace.artifact.packing import AffineRows
+from headrace.artifact.parts import Index, Layout, Part, float_part
+from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
+from headrace.artifact.tensorfile import StoredTensor, read_tensors
+from headrace.errors import FileError, UnsupportedError
+from headrace.models.config import DenseConfig, Llama3Scaling
+
+_FLOATS = ("F32", "F16", "BF16")
+MAX_TEXT_BYTES = 256 << 20
+
+
+def open_hugging_face(path: Path) -> Source:
+    config_path = path / "config.json"
+    raw = read_object(config_path)
+    model_type = raw.get("model_type")
+    if model_type not in HF_FAMILIES:
+        known = ", ".join(sorted(HF_FAMILIES))
+        raise UnsupportedError(f"{path}: model_type {model_type!r:.60} is not supported: {known}")
+    tensors = HFTensors(path, _load(path), raw.get("quantization") or raw.get("quantization_config"))
+    config = _config(config_path, str(model_type), Consumed(raw))
+    return Source(
+        path=path,
+        kind="mlx" if tensors.quantization else "safetensors",
+        family=HF_FAMILIES[str(model_type)],
+        config=config,
+        names=HUGGING_FACE,
+        tensors=tensors,
+        interleaved=False,
+        tokenizer_json=_read(path / "tokenizer.json"),
+        template=_template(path),
+        tokenizer=_special(path, raw, config.vocab_size),
+    )
+
+
+def _load(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint: one file, or those that the index names."""
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return read_tensors(path / "model.safetensors")
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FileError(index, "weight_map", "is missing or empty")
+    out: dict[str, StoredTensor] = {}
+    for name in sorted({str(v) for v in weight_map.values()}):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise FileError(index, "weight_map", f"{name!r:.80} is not a plain file name")
+        for key, tensor in read_tensors(path / name).items():
+            if weight_map.get(key) != name:
+                raise FileError(path / name, f"tensor {key!r:.80}", "is not where the index says")
+            out[key] = tensor
+    if len(out) != len(weight_map):
+        raise FileError(index, "weight_map", "names a tensor that no file holds")
+    return out
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise FileError(path, "size", f"is more than {MAX_TEXT_BYTES:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(path, "open", error.strerror or str(error)) from None
+
+
+def _template(path: Path) -> str | None:
+    if (path / "chat_template.jinja").is_file():
+        return _read(path / "chat_template.jinja").decode("utf-8", "replace")
+    settings = path / "tokenizer_config.json"
+    template = read_object(settings).get("chat_template") if settings.is_file() else None
+    if isinstance(template, list):  # several by name: the default is the one for plain chats
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special(path: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerInfo:
+    generation = path / "generation_config.json"
+    chosen = read_object(generation) if generation.is_file() else {}
+    end = chosen.get("eos_token_id", config.get("eos_token_id"))
+    bos = config.get("bos_token_id")
+    ids = [t for t in (end if isinstance(end, list) else [end]) if t is not None]
+    for token in [*ids, *([] if bos is None else [bos])]:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise FileError(path, "eos_token_id", f"{token!r:.60} is no token")
+    settings = path / "tokenizer_config.json"
+    add = read_object(settings).get("add_bos_token", False) if settings.is_file() else False
+    return TokenizerInfo(bos, bool(add), tuple(ids))
+
+
+def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
+    heads, hidden = natural(path, data, "num_attention_heads"), natural(path, data, "hidden_size")
+    head_dim = hidden // heads if data.get("head_dim") is None else natural(path, data, "head_dim")
+    context = natural(path, data, "max_position_embeddings")
+    _refuse_variants(path, model_type, data, context)
+    rope = _rope(path, data)
+    config = DenseConfig(
+        vocab_size=natural(path, data, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=natural(path, data, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=natural(path, data, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        ffn_size=natural(path, data, "intermediate_size"),
+        context=context,
+        norm_eps=number_text(path, data, "rms_norm_eps", 1e-6),
+        rope_theta=number_text(path, rope, "rope_theta", data.get("rope_theta", 10000.0)),
+        tied=bool(data.get("tie_word_embeddings", False)),
+        qkv_bias=model_type == "qwen2",
+        qk_norm=model_type == "qwen3",
+        rope_scaling=_scaling(path, rope),
+    )
+    unasked = [k for k in data.unasked() if k not in HF_HARMLESS]
+    if unasked:
+        raise UnsupportedError(f"{path}: key {unasked[0]!r} is not understood: a variant of {model_type}?")
+    return config
+
+
+def _refuse_variants(path: Path, model_type: str, data: Consumed, context: int) -> None:
+    plain = {
+        "hidden_act": ("silu", "swish", None),
+        "attention_bias": (True, None) if model_type == "qwen2" else (False, None),
+        "mlp_bias": (False, None),
+        "partial_rotary_factor": (1.0, None),
+        "use_sliding_window": (False, None),
+    }
+    for key, accepted in plain.items():
+        value = data.get(key)
+        if value not in accepted:
+            raise UnsupportedError(f"{path}: {key} = {value!r:.60} is not supported")
+    window = data.get("sliding_window")
+    active = model_type == "mistral" or data.get("use_sliding_window")
+    if active and window is not None and (type(window) is not int or window < context):
+        raise UnsupportedError(f"{path}: a sliding window of {window!r:.60} is not supported")
+
+
+def _rope(path: Path, data: Consumed) -> Consumed:
+    """rope_parameters (newer) or rope_scaling (older) as one mapping."""
+    value = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    data.get("rope_scaling")
+    if not isinstance(value, dict):
+        raise FileError(path, "rope_scaling", "is not an object")
+    return Consumed(value)
+
+
+def _scaling(path: Path, rope: Consumed) -> Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope.get("type")
+    if kind == "default":
+        scaling = None
+    elif kind == "llama3":
+        scaling = Llama3Scaling(
+            factor=number_text(path, rope, "factor"),
+            low_freq_factor=number_text(path, rope, "low_freq_factor"),
+            high_freq_factor=number_text(path, rope, "high_freq_factor"),
+            original_context=natural(path, rope, "original_max_position_embeddings"),
+        )
+    else:
+        raise UnsupportedError(f"{path}: rope scaling {kind!r:.60} is not supported: default, llama3")
+    if rope.unasked():
+        raise UnsupportedError(f"{path}: rope key {rope.unasked()[0]!r} is not understood")
+    return scaling
+
+
+class HFTensors:
+    """See `sources.Tensors`. With `quantization`, weights may be MLX affine triples."""
+
+    def __init__(self, path: Path, stored: Mapping[str, StoredTensor], quantization: object) -> None:
+        self._path = path
+        self._stored = stored
+        self.quantization = quantization if isinstance(quantization, dict) else None
+        if self.quantization is not None and "quant_method" in self.quantization:
+            method = self.quantization["quant_method"]
+            raise UnsupportedError(f"{path}: quantisation method {method!r:.60} is not supported: MLX affine")
+        if self.quantization is not None and self.quantization.get("mode", "affine") != "affine":
+            raise UnsupportedError(f"{path}: MLX mode {self.quantization['mode']!r:.60} is not supported: affine")
+
+    def names(self) -> set[str]:
+        quantized = {n[: -len(".scales")] for n in self._stored if n.endswith(".scales")}
+        extra = {f"{n}.{part}" for n in quantized for part in ("scales", "biases")}
+        return set(self._stored) - extra
+
+    def part(self, name: str, options: ConvertOptions) -> Part:
+        stored = self._get(f"{name}.weight")
+        if stored.data.ndim != 2:
+            raise self._fail(f"{name}.weight", f"shape {list(stored.data.shape)} is not [n, k]")
+        if f"{name}.scales" in self._stored:
+            return self._affine(name, stored)
+        if stored.dtype not in _FLOATS:
+            raise self._fail(f"{name}.weight", f"{stored.dtype} is not one of {', '.join(_FLOATS)}")
+        n, k = stored.data.shape
+
+        def values(index: Index) -> NDArray[np.float64]:
+            return self._finite(f"{name}.weight", floats(stored.dtype, stored.data[index]))
+
+        return float_part(name, n, k, options.bits_of(name, HUGGING_FACE), options.group, values)
+
+    def vector(self, full_name: str) -> NDArray[np.float64]:
+        stored = self._get(full_name)
+        if stored.data.ndim != 1 or stored.dtype not in _FLOATS:
+            raise self._fail(full_name, "is not a vector of floats")
+        return self._finite(full_name, floats(stored.dtype, stored.data))
+
+    def _affine(self, name: str, stored: StoredTensor) -> Part:
+        scales, biases = self._get(f"{name}.scales"), self._get(f"{name}.biases")
+        bits, group = self._setting(name)
+        n, words = stored.data.shape
+        k = words * 32 // bits
+        wanted = (n, k // group)
+        if stored.dtype != "U32" or scales.data.shape != wanted or biases.data.shape != wanted or k % group:
+            raise self._fail(f"{name}.weight", f"does not fit {bits} bits in groups of {group}")
+        if scales.dtype not in _FLOATS or biases.dtype not in _FLOATS:
+            raise self._fail(f"{name}.scales", "are not floats")
+        kept = min(group, 64)
+
+        def rows(index: Index) -> AffineRows:
+            raw = np.ascontiguousarray(stored.data[index]).view(np.uint8)
+            codes = raw if bits == 8 else np.stack([raw & 15, raw >> 4], axis=-1).reshape(len(index), k)
+            s, b = (
+                np.repeat(self._finite(name, floats(t.dtype, t.data[index])), group // kept, 1)
+                for t in (scales, biases)
+            )
+            return AffineRows(s, codes, b, bits, kept)
+
+        return Part(name, n, k, Layout(bits, True, kept), rows)
+
+    def _setting(self, name: str) -> tuple[int, int]:
+        """Bits and group of one module: its own entry, or the checkpoint's."""
+        base = self.quantization or {}
+        own = base.get(name, {})
+        merged = {**base, **own} if isinstance(own, dict) else base
+        bits, group = merged.get("bits"), merged.get("group_size")
+        if bits not in (4, 8) or group not in (32, 64, 128):
+            raise UnsupportedError(
+                f"{self._path}: {name}: {bits!r:.20} bits in groups of {group!r:.20} are not supported:"
+                " 4 or 8 in 32, 64 or 128"
+            )
+        return bits, group
+
+    def _get(self, full_name: str) -> StoredTensor:
+        if full_name not in self._stored:
+            raise self._fail(full_name, "is missing")
+        return self._stored[full_name]
+
+    def _fail(self, name: str, cause: str) -> FileError:
+        return FileError(self._path, f"tensor {name!r}", cause)
+
+    def _finite(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not np.isfinite(values).all():
+            raise self._fail(name, "holds a value that is not finite")
+        return values
+

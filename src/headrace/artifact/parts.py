@@ -1,0 +1,101 @@
+"""Weights of a source as rows that can be read in slices: the streaming side of conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.packing import AffineRows, quantize_rows, regroup, widen
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How affine rows are written down: bits of a code, explicit minimums, elements of a group."""
+
+    bits: int
+    mins: bool
+    group: int
+
+    @property
+    def format(self) -> str:
+        return f"q{self.bits}{'m' if self.mins else ''}"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows [n, k] of one source tensor; `read(rows)` gives the affine rows of those indices."""
+
+    name: str
+    n: int
+    k: int
+    layout: Layout
+    read: Callable[[Index], AffineRows]
+
+
+def float_part(
+    name: str, n: int, k: int, bits: int, group: int, read: Callable[[Index], NDArray[np.float64]]
+) -> Part:
+    """A part that is quantised on the way; columns are padded with zeros to whole groups."""
+    width = -(-k // group) * group
+
+    def rows(index: Index) -> AffineRows:
+        values = np.pad(read(index), ((0, 0), (0, width - k)))
+        return quantize_rows(values, bits, group)
+
+    return Part(name, n, width, Layout(bits, bits == 4, group), rows)
+
+
+def permuted(part: Part, order: Index) -> Part:
+    """The same part with row i taken from row order[i] of the source."""
+    return Part(part.name, len(order), part.k, part.layout, lambda index: part.read(order[index]))
+
+
+def padded(part: Part, n: int) -> Part:
+    """The same part with zero rows behind it, up to n."""
+    if n == part.n:
+        return part
+
+    def rows(index: Index) -> AffineRows:
+        real = part.read(np.minimum(index, part.n - 1))
+        beyond = index >= part.n
+        codes, scales = real.codes.copy(), real.scales.copy()
+        mins = None if real.mins is None else real.mins.copy()
+        codes[beyond], scales[beyond] = real.centre, 0.0
+        if mins is not None:
+            mins[beyond] = 0.0
+        return AffineRows(scales, codes, mins, real.bits, real.group)
+
+    return Part(part.name, n, part.k, part.layout, rows)
+
+
+def joined(name: str, parts: list[Part]) -> Part:
+    """Parts on top of each other, all written in the widest of their layouts."""
+    bits = max(p.layout.bits for p in parts)
+    mins = any(p.layout.mins for p in parts)
+    layout = Layout(bits, mins, min(p.layout.group for p in parts))
+    starts = np.cumsum([0, *(p.n for p in parts)])
+
+    def rows(index: Index) -> AffineRows:
+        pieces = []
+        for part, begin, end in zip(parts, starts[:-1], starts[1:], strict=True):
+            inside = index[(index >= begin) & (index < end)] - begin
+            if len(inside):
+                pieces.append(widen(regroup(part.read(inside), layout.group), bits, mins))
+        return _stack(pieces)
+
+    return Part(name, int(starts[-1]), parts[0].k, layout, rows)
+
+
+def _stack(pieces: list[AffineRows]) -> AffineRows:
+    """Rows in rising order of index, so pieces follow each other."""
+    first = pieces[0]
+    mins = None
+    if first.mins is not None:
+        mins = np.concatenate([p.mins for p in pieces if p.mins is not None])
+    scales, codes = (np.concatenate([getattr(p, f) for p in pieces]) for f in ("scales", "codes"))
+    return AffineRows(scales, codes, mins, first.bits, first.group)

@@ -1,0 +1,117 @@
+"""Opens a source checkpoint as a `Source`: configuration, tokenizer, template and readable tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.manifest import TokenizerInfo
+from headrace.artifact.naming import Names
+from headrace.artifact.parts import Part
+from headrace.errors import FileError, UnsupportedError
+from headrace.models.config import DenseConfig
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How float weights are quantised; sources that are quantised keep their codes."""
+
+    bits: int = 4
+    group: int = 32
+    embed_bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8) or self.embed_bits not in (4, 8) or self.group not in (32, 64):
+            raise UnsupportedError("bits must be 4 or 8, the group 32 or 64")
+
+    def bits_of(self, name: str, names: Names) -> int:
+        return self.embed_bits if name in (names.embed, names.head) else self.bits
+
+
+class Tensors(Protocol):
+    """The tensors of a source by name, without the suffix `.weight`."""
+
+    def names(self) -> set[str]:
+        """Every tensor's full name."""
+
+    def part(self, name: str, options: ConvertOptions) -> Part:
+        """A two-dimensional weight."""
+
+    def vector(self, full_name: str) -> Float:
+        """A one-dimensional tensor by its full name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A checkpoint, opened and understood."""
+
+    path: Path
+    kind: str
+    family: str
+    config: DenseConfig
+    names: Names
+    tensors: Tensors
+    interleaved: bool
+    tokenizer_json: bytes
+    template: str | None
+    tokenizer: TokenizerInfo
+    extra_names: frozenset[str] = field(default_factory=frozenset)  # consumed by the configuration
+
+
+def open_source(path: Path) -> Source:
+    """A GGUF file or a directory with config.json. Raises FileError or UnsupportedError."""
+    from headrace.artifact.gguf_source import open_gguf
+    from headrace.artifact.hf_source import open_hugging_face
+
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return open_hugging_face(path)
+        raise FileError(path, "config.json", "is missing: this is no model directory")
+    if not path.exists():
+        raise FileError(path, "open", "no such file")
+    if path.suffix == ".safetensors":
+        return open_hugging_face(path.parent)
+    return open_gguf(path)
+
+
+def decimal_text(value: object) -> str:
+    """A number as the shortest decimal text that means it (float32 for NumPy's)."""
+    return str(value)
+
+
+class Consumed(dict[str, Any]):
+    """A mapping that remembers what was asked for, so that what nobody asked for can be refused."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def unasked(self) -> list[str]:
+        return sorted(set(self) - self.asked)
+
+
+def natural(path: Path, data: Consumed, key: str, default: int | None = None) -> int:
+    """A positive integer of a configuration. Raises FileError that names the key."""
+    value = data.get(key, default)
+    if type(value) is not int or value < 1:
+        raise FileError(path, f"key {key!r}", f"{value!r:.60} is not a positive integer")
+    return value
+
+
+def number_text(path: Path, data: Consumed, key: str, default: object = None) -> str:
+    """A positive finite number of a configuration as decimal text."""
+    value = data.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not 0 < float(value) < 1e18:
+        raise FileError(path, f"key {key!r}", f"{value!r:.60} is not a positive number")
+    return str(value)

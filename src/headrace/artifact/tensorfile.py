@@ -1,0 +1,146 @@
+"""safetensors files: a strict reader for untrusted ones and a writer that streams.
+
+The reader maps the file and checks the whole header before a byte of data is used. The writer knows every
+tensor's size first, so that data can be written in any order and in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.jsontext import parse_object
+from headrace.errors import FileError
+
+MAX_HEADER_BYTES = 64 << 20
+ALIGNMENT = 64
+
+# BF16 has no NumPy type: it is read as raw 16-bit words.
+DTYPES: Mapping[str, str] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
+    "I16": "<i2", "I8": "i1", "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "?",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """One tensor of a mapped file; `dtype` is the file's own name for it."""
+
+    dtype: str
+    data: NDArray[Any]
+
+
+def map_file(path: Path) -> memoryview:
+    """The whole file, mapped read-only. Raises FileError when it cannot be opened or is empty."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise FileError(path, "open", error.strerror or str(error)) from None
+    except ValueError:
+        raise FileError(path, "size", "the file is empty") from None
+
+
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a safetensors file, mapped read-only. Raises FileError."""
+    view = map_file(path)
+    if len(view) < 8:
+        raise FileError(path, "header length", f"the file has only {len(view)} bytes")
+    length = int.from_bytes(view[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(view) - 8):
+        raise FileError(path, "header length", f"{length:,} bytes in a file of {len(view):,}")
+    header = parse_object(path, "header", bytes(view[8 : 8 + length]), MAX_HEADER_BYTES)
+    header.pop("__metadata__", None)
+    data = view[8 + length :]
+    spans = {name: _span(path, name, entry, len(data)) for name, entry in header.items()}
+    _check_cover(path, spans, len(data))
+    return {name: _tensor(header[name], data, span) for name, span in spans.items()}
+
+
+def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
+    place = f"tensor {name!r}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FileError(path, place, "needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in DTYPES:
+        raise FileError(path, place, f"dtype {dtype!r} is not supported: {', '.join(DTYPES)}")
+    if not _naturals(shape) or len(shape) > 8:
+        raise FileError(path, place, f"shape {shape!r} is not a list of natural numbers")
+    if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size:
+        raise FileError(path, place, f"data_offsets {offsets!r} do not lie in {size:,} bytes of data")
+    expected = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    if expected != offsets[1] - offsets[0]:
+        raise FileError(
+            path, place, f"{dtype}{shape} is {expected:,} bytes, its offsets span {offsets[1] - offsets[0]:,}"
+        )
+    return offsets[0], offsets[1]
+
+
+def _naturals(value: object) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+def _check_cover(path: Path, spans: Mapping[str, tuple[int, int]], size: int) -> None:
+    """Tensors follow each other without gap or overlap and end where the file ends."""
+    at = 0
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
+        if begin != at:
+            kind = "overlaps" if begin < at else "leaves a gap after"
+            raise FileError(path, f"tensor {name!r}", f"{kind} the tensor before it at byte {at:,}")
+        at = end
+    if at != size:
+        raise FileError(path, "end", f"{size - at:,} bytes belong to no tensor")
+
+
+def _tensor(entry: Mapping[str, Any], data: memoryview, span: tuple[int, int]) -> StoredTensor:
+    flat = np.frombuffer(data[span[0] : span[1]], dtype=DTYPES[entry["dtype"]])
+    return StoredTensor(entry["dtype"], flat.reshape(entry["shape"]))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+
+class TensorFileWriter:
+    """Writes one safetensors file; tensors lie in the order of `specs`, data at a 64-byte boundary."""
+
+    def __init__(self, file: BinaryIO, specs: Sequence[TensorSpec]) -> None:
+        self._file = file
+        self._offsets: dict[str, int] = {}
+        header: dict[str, object] = {}
+        at = 0
+        for spec in specs:
+            header[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [at, at + spec.nbytes],
+            }
+            self._offsets[spec.name] = at
+            at += spec.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        self._start = 8 + len(text)
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(self._start + at)
+
+    def write(self, name: str, array: NDArray[Any], skip: int = 0) -> None:
+        """Write `array` into a tensor, `skip` bytes after its begin."""
+        self._file.seek(self._start + self._offsets[name] + skip)
+        self._file.write(np.ascontiguousarray(array).data)

@@ -1,0 +1,236 @@
+"""The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
+
+One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Unpack
+
+from headrace import locate
+from headrace.artifact.container import Artifact, open_artifact
+from headrace.engine.engine import Engine
+from headrace.errors import HeadraceError, InputError, UnsupportedError
+from headrace.text.stop import StopStrings
+from headrace.text.template import ChatTemplate, encode_chat
+from headrace.text.tokenizer import Tokenizer
+from headrace.values import FinishReason, GenerationStats, Message, SamplingParams
+
+DEFAULT_MODEL = "smollm2:135m"
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of the generating methods; see `SamplingParams`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation. `tokens` are the ids that were picked, an end token included."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: GenerationStats
+
+
+class BusyError(HeadraceError):
+    """A thread asked for a second generation while its first is unfinished: it would wait for itself."""
+
+    code = "busy"
+    http_status = 409
+
+
+class LLM:
+    """A loaded model. May be used from several threads; `close` it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        memory_gb: float | None = None,
+        threads: int | None = None,
+        kernels: str | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
+
+        A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
+        None takes the settings'. memory_gb: refuse, rather than use more for weights and KV cache.
+        """
+        self.artifact = open_artifact(locate.locate(model))
+        self.tokenizer = _tokenizer(self.artifact)
+        self._template = _template(self.artifact, self.tokenizer)
+        threads, kernels = locate.compute_settings(threads, kernels)
+        self.engine = Engine(
+            self.artifact, threads=threads, kernels=kernels, max_context=max_context
+        )
+        if memory_gb is not None:
+            self._within(memory_gb)
+        self._turn = threading.Lock()
+        self._owner: int | None = None
+        self._running: Generator[str, None, None] | None = None
+        self._cancelled = threading.Event()
+        self._closed = False
+        self.last: Completion | None = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free threads and memory. A running generation is cancelled first."""
+        if self._closed:
+            return
+        self._end_running()
+        with self._turn:
+            self._closed = True
+            self.engine.close()
+
+    def cancel(self) -> None:
+        """Stop the generation that runs now, within one step. Callable from any thread."""
+        self._cancelled.set()
+
+    def generate(
+        self,
+        prompt: str | bytes,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Completion:
+        """Answer a user's prompt, or with `raw` continue the text as it stands."""
+        ids = self.prompt_ids(prompt, system=system, raw=raw)
+        return self._complete(ids, SamplingParams(**sampling), continues=raw)
+
+    def stream(
+        self,
+        prompt: str | bytes,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generator[str, None, None]:
+        """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
+        ids = self.prompt_ids(prompt, system=system, raw=raw)
+        return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
+
+    def chat(
+        self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]
+    ) -> Completion:
+        """The next turn of a conversation."""
+        return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
+
+    def stream_chat(
+        self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]
+    ) -> Generator[str, None, None]:
+        """As `chat`, in pieces of text."""
+        return self.stream_ids(self.chat_ids(messages), SamplingParams(**sampling))
+
+    def tokenize(self, text: str | bytes) -> list[int]:
+        """Ids of `text` alone; the names of control tokens in it are ordinary text."""
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of ids, without control tokens."""
+        return self.tokenizer.decode(tokens)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
+        with self._own_turn():
+            return self.engine.logits(list(tokens))
+
+    def prompt_ids(
+        self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
+    ) -> list[int]:
+        """What the model reads for a prompt. With `raw`, control tokens may be spelled in it."""
+        if raw:
+            if system is not None:
+                raise InputError("a raw prompt has no system message")
+            return self.tokenizer.encode_prompt(prompt)
+        messages = [] if system is None else [Message("system", system)]
+        return self.chat_ids([*messages, Message("user", _text(prompt))])
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """What the model reads for a conversation. Raises UnsupportedError without a template."""
+        if self._template is None:
+            raise UnsupportedError(
+                "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
+            )
+        return encode_chat(self.tokenizer, self._template, messages)
+
+    def stream_ids(
+        self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
+    ) -> Generator[str, None, None]:
+        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
+        running = self._pieces(list(ids), sampling, continues)
+        return running
+
+    def _complete(
+        self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
+    ) -> Completion:
+        with closing(self._pieces(ids, sampling, continues)) as pieces:
+            for _ in pieces:
+                pass
+            return _ended(self.last)
+
+    def _pieces(
+        self, ids: list[int], sampling: SamplingParams, continues: bool
+    ) -> Generator[str, None, None]:
+        with self._own_turn():
+            answer = _Answer(self.tokenizer, sampling, continues)
+            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
+            try:
+                with closing(steps):
+                    for token in steps:
+                        if piece := answer.push(token.id):
+                            yield piece
+                        if answer.stopped:
+                            break
+                    else:
+                        if piece := answer.flush():
+                            yield piece
+            finally:
+                self.last = answer.completion(self.engine.stats)
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        if self._owner == threading.get_ident():
+            raise BusyError(
+                "this thread has an unfinished generation", hint="close its iterator first"
+            )
+        with self._turn:
+            if self._closed:
+                raise InputError("the model is closed")
+            self._owner = threading.get_ident()
+            self._cancelled.clear()
+            try:
+                yield
+            finally:
+                self._owner = None
