@@ -24,7 +24,7 @@ from headrace.errors import HeadraceError, InputError, UnsupportedError
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
-from headrace.values import FinishReason, GenerationStats, Message, SamplingParams
+from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -85,10 +85,10 @@ class LLM:
             self.artifact, threads=threads, kernels=kernels, max_context=max_context
         )
         if memory_gb is not None:
-            self._within(memory_gb)
+            _check_memory(self.engine, self.artifact, memory_gb)
         self._turn = threading.Lock()
         self._owner: int | None = None
-        self._running: Generator[str, None, None] | None = None
+        self._steps: Generator[Token, None, None] | None = None
         self._cancelled = threading.Event()
         self._closed = False
         self.last: Completion | None = None
@@ -108,9 +108,13 @@ class LLM:
         """Free threads and memory. A running generation is cancelled first."""
         if self._closed:
             return
-        self._end_running()
+        self._closed = True
+        self._cancelled.set()
+        if self._owner == threading.get_ident() and self._steps is not None:
+            self._steps.close()  # this thread's own, unfinished iterator: it cannot be waited for
+            self.engine.close()
+            return
         with self._turn:
-            self._closed = True
             self.engine.close()
 
     def cancel(self) -> None:
@@ -189,8 +193,7 @@ class LLM:
         self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
     ) -> Generator[str, None, None]:
         """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
-        running = self._pieces(list(ids), sampling, continues)
-        return running
+        return self._pieces(list(ids), sampling, continues)
 
     def _complete(
         self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
@@ -206,6 +209,7 @@ class LLM:
         with self._own_turn():
             answer = _Answer(self.tokenizer, sampling, continues)
             steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
+            self._steps = steps
             try:
                 with closing(steps):
                     for token in steps:
@@ -226,11 +230,79 @@ class LLM:
                 "this thread has an unfinished generation", hint="close its iterator first"
             )
         with self._turn:
+            self._cancelled.clear()
             if self._closed:
                 raise InputError("the model is closed")
             self._owner = threading.get_ident()
-            self._cancelled.clear()
             try:
                 yield
             finally:
                 self._owner = None
+
+
+class _Answer:
+    """The text of one generation as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, continues: bool) -> None:
+        self._stream = tokenizer.stream(continues=continues)
+        self._stops = StopStrings(sampling.stop)
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self._stops.stopped is not None
+
+    def push(self, token: int) -> str:
+        self._tokens.append(token)
+        return self._keep(self._stops.push(self._stream.push(token)))
+
+    def flush(self) -> str:
+        text = self._stops.push(self._stream.flush())
+        return self._keep(text + ("" if self.stopped else self._stops.flush()))
+
+    def _keep(self, piece: str) -> str:
+        self._text.append(piece)
+        return piece
+
+    def completion(self, stats: GenerationStats | None) -> Completion:
+        assert stats is not None, "a generation that was begun leaves statistics"
+        if self.stopped:
+            stats = replace(stats, finish_reason="stop")
+        return Completion("".join(self._text), tuple(self._tokens), stats.finish_reason, stats)
+
+
+def _ended(completion: Completion | None) -> Completion:
+    assert completion is not None
+    return completion
+
+
+def _text(prompt: str | bytes) -> str:
+    return prompt.decode("utf-8", "surrogateescape") if isinstance(prompt, bytes) else prompt
+
+
+def _tokenizer(artifact: Artifact) -> Tokenizer:
+    info = artifact.manifest.tokenizer
+    return Tokenizer.from_file(artifact.tokenizer_path, bos=info.bos, eos=info.end)
+
+
+def _template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if artifact.template is None:
+        return None
+    bos, eos = (_name(tokenizer, i) for i in (tokenizer.bos, next(iter(tokenizer.eos), None)))
+    return ChatTemplate(artifact.template, bos=bos, eos=eos)
+
+
+def _name(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _check_memory(engine: Engine, artifact: Artifact, memory_gb: float) -> None:
+    weights = sum(array.nbytes for array in artifact.tensors.values())
+    needed = (weights + engine._cache.nbytes) / 1e9
+    if needed > memory_gb:
+        raise InputError(
+            f"weights and KV cache take {needed:.2f} GB, memory_gb is {memory_gb:g}",
+            hint="a smaller max_context takes less",
+        )

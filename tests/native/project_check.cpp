@@ -129,10 +129,11 @@ uint64_t hash(uint64_t h, const std::vector<int32_t>& y) {
 Case random_case(int i) {
   constexpr int kSizes[] = {1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 33}, kRows[] = {1, 15, 16, 17, 40, 64};
   constexpr int kWidths[] = {64, 128, 192, 320, 576, 1088};
-  const int group = pick(0, 1) ? 32 : 64, width = i % 97 == 0 ? 16448 : kWidths[pick(0, 5)];
-  const int m = kSizes[pick(0, 10)], n = kRows[pick(0, 5)];
-  return Case(m, n, width - (group == 32 && pick(0, 1) ? 32 : 0), pick(0, 1) ? 4 : 8, group, pick(0, 1), pick(0, 3) == 0,
-              Mode(i % kNumModes));
+  const int group = pick(0, 1) ? 32 : 64, bits = pick(0, 1) ? 4 : 8;
+  const int m = kSizes[pick(0, 10)], n = kRows[pick(0, 5)], width = i % 97 == 0 ? 16448 : kWidths[pick(0, 5)];
+  const int k = group == 32 && pick(0, 1) ? width - 32 : width;  // an odd number of blocks
+  const bool mins = pick(0, 1), bias = pick(0, 3) == 0;
+  return Case(m, n, k, bits, group, mins, bias, Mode(i % kNumModes));
 }
 
 int check() {
