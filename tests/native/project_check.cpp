@@ -49,7 +49,7 @@ uint64_t state = 88172645463325252u;
 
 int pick(int low, int high) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-  return low + int((state >> 20) % uint64_t(int64_t(high) - low + 1));
+  return int(low + int64_t((state >> 20) % uint64_t(int64_t(high) - low + 1)));
 }
 
 enum Mode { kTypical, kWild, kExtreme, kHuge, kNumModes };

@@ -33,6 +33,21 @@ def build_program(
     return _Builder(config, formats, tensors, fraction_bits).program()
 
 
+def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeight:
+    """One packed weight of an artifact, its arrays borrowed."""
+    entry = formats[name]
+    return p.PackedWeight(
+        codes=tensors[f"{name}.codes"],
+        scales=tensors[f"{name}.scales"],
+        mins=tensors[f"{name}.mins"] if entry["format"].endswith("m") else None,
+        row=tensors[f"{name}.row"],
+        n=entry["shape"][0],
+        k=entry["shape"][1],
+        bits=int(entry["format"][1]),
+        group=entry["group"],
+    )
+
+
 class _Builder:
     def __init__(
         self, config: DenseConfig, formats: Formats, tensors: Tensors, fraction_bits: int
@@ -115,16 +130,7 @@ class _Builder:
         entry = self._formats[name]
         if list(entry["shape"]) != [n, k]:
             raise InputError(f"tensor {name!r} is {entry['shape']}, the configuration needs {[n, k]}")
-        return p.PackedWeight(
-            codes=self._tensors[f"{name}.codes"],
-            scales=self._tensors[f"{name}.scales"],
-            mins=self._tensors[f"{name}.mins"] if entry["format"].endswith("m") else None,
-            row=self._tensors[f"{name}.row"],
-            n=n,
-            k=k,
-            bits=int(entry["format"][1]),
-            group=entry["group"],
-        )
+        return packed_weight(name, self._formats, self._tensors)
 
     def _gain(self, name: str, size: int) -> p.Gain:
         exponent = int(self._array(f"{name}.gain_exponent", (1,))[0])

@@ -46,7 +46,7 @@ class Backend:
 def added_names(library: Library) -> list[AddedName]:
     """The tokenizer's added vocabulary."""
     return [
-        AddedName(i, t.content, t.special, t.single_word)
+        AddedName(i, t.content, t.special, t.single_word, t.normalized)
         for i, t in library.get_added_tokens_decoder().items()
     ]
 

@@ -23,6 +23,7 @@ class AddedName:
     content: str
     special: bool
     single_word: bool = False
+    normalized: bool = False
 
 
 class Marks:
@@ -31,7 +32,8 @@ class Marks:
     def __init__(self, added: list[AddedName], nonce: str | None = None) -> None:
         self._nonce = nonce or secrets.token_hex(8)
         self._special = {a.content: a for a in added if a.special}
-        self._pattern = _alternation(added)
+        # Added tokens that are sought in normalised text come after those that are not.
+        self._pattern = _alternation([a for a in added if a.special or not a.normalized])
         self._specials_only = _alternation([a for a in added if a.special])
 
     @property

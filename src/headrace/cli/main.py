@@ -1,0 +1,130 @@
+"""The command line: its commands by name, and the one place where errors become text and exit codes.
+
+A command's module is imported when the command is called, so that starting costs little.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import cyclopts
+
+from headrace.errors import HeadraceError
+
+INTERRUPTED = 130
+USAGE = 2
+
+COMMANDS = ("run", "pull", "convert", "inspect", "bench", "selfcheck")
+
+
+def make_app() -> cyclopts.App:
+    """The application; its commands are still unloaded."""
+    app = cyclopts.App(
+        name="headrace",
+        help="Exact inference of language models: the same tokens on every machine.",
+        version=_version,
+        help_format="plaintext",
+    )
+    for name in COMMANDS:
+        app.command(f"headrace.cli.{name}:{name}", name=name)
+    return app
+
+
+def _version() -> str:
+    import headrace
+
+    return f"headrace {headrace.__version__}"
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command line; the exit code."""
+    warnings.showwarning = _show_warning
+    _tolerate_encodings()
+    try:
+        return _guarded(lambda: _call(arguments))
+    except BrokenPipeError:  # who read our output went away: not an error of ours
+        _abandon_stdout()
+        return 0
+
+
+def _guarded(act: Callable[[], int]) -> int:
+    try:
+        code = act()
+        sys.stdout.flush()
+        return code
+    except HeadraceError as error:
+        return _fail(error.message, error.hint, error.exit_code)
+    except cyclopts.CycloptsError as error:
+        return _fail(str(error), "headrace --help lists commands and flags", USAGE)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # leaves the line with the ^C
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _fail(_os_cause(error), None, 1)
+    except MemoryError:
+        return _fail("out of memory", "a smaller --max-context takes less", 1)
+
+
+def _call(arguments: Sequence[str]) -> int:
+    result = make_app()(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    return result if isinstance(result, int) else 0
+
+
+def _os_cause(error: OSError) -> str:
+    name = f"{error.filename}: " if error.filename is not None else ""
+    return f"{name}{error.strerror or error}"
+
+
+def _fail(message: str, hint: str | None, code: int) -> int:
+    lines = [f"error: {' '.join(message.split())}"]
+    if hint:
+        lines.append(f"hint: {hint}")
+    _print_safe("\n".join(lines), sys.stderr)
+    return code
+
+
+def _print_safe(text: str, stream: TextIO) -> None:
+    """Print text that may hold a file name's undecodable bytes."""
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    print(plain, file=stream, flush=True)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    _print_safe(f"warning: {' '.join(str(message).split())}", sys.stderr)
+
+
+def _tolerate_encodings() -> None:
+    """Text that a stream cannot encode is shown escaped, rather than ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _abandon_stdout() -> None:
+    """So that the interpreter's last flush meets no closed pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Where a model is: a name or a path to an artifact that is ready to open.
+
+Owns the cache of converted files under the home folder and the question before a download. Opens no
+model itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace import config
+from headrace.errors import FileError, InputError, UnknownModelError
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+_PATH_LIKE = re.compile(r"[/\\]|\.gguf$|^\.")
+_MANIFEST = "manifest.json"
+
+
+def locate(
+    model: str | Path, *, progress: Progress | None = None, ask: bool | None = None
+) -> Path:
+    """The artifact directory of a registered name, an artifact, a GGUF file or a model directory.
+
+    A file of another format is converted once into the cache. A named model that is not there is
+    pulled after asking; `ask` False pulls at once, None asks only where somebody can answer. Raises
+    InputError, FileError, UnknownModelError.
+    """
+    report = progress or (lambda what, done, total: None)
+    path = Path(model).expanduser()
+    if path.exists() or isinstance(model, Path) or _PATH_LIKE.search(str(model)):
+        return _from_path(path, report)
+    return _from_name(str(model), report, ask)
+
+
+def compute_settings(threads: int | None, kernels: str | None) -> tuple[int | None, str | None]:
+    """Threads and kernel tier, the settings' where None is given."""
+    settings = config.load()
+    return (
+        settings.threads if threads is None else threads,
+        settings.kernels if kernels is None else kernels,
+    )
+
+
+def _from_path(path: Path, report: Progress) -> Path:
+    if not path.exists():
+        raise FileError(path, "open", "there is no such file or directory")
+    if (path / _MANIFEST).is_file():
+        return path
+    from headrace.artifact.convert import convert
+
+    target = config.load().home / "converted" / _cache_name(path)
+    if not (target / _MANIFEST).is_file():
+        convert(path, target, progress=lambda done, total: report(f"convert {path.name}", done, total))
+    return target
+
+
+def _cache_name(path: Path) -> str:
+    """A name for the conversion of a file as it is now: another size or time is another name."""
+    resolved = path.resolve()
+    files = sorted(resolved.iterdir()) if resolved.is_dir() else _split_files(resolved)
+    stats = [(f, f.stat()) for f in files if f.is_file()]
+    facts = "\n".join(f"{f}\0{s.st_size}\0{s.st_mtime_ns}" for f, s in stats)
+    digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.stem)[:80].lstrip(".")
+    return f"{stem}-{digest}"
+
+
+def _split_files(path: Path) -> list[Path]:
+    """A GGUF file with its siblings where it is one of several."""
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    return sorted(f for f in path.parent.iterdir() if f.name.startswith(match[1]))
+
+
+def _from_name(name: str, report: Progress, ask: bool | None) -> Path:
+    from headrace.artifact import pull, registry
+
+    registry.lookup(name)  # an unknown name is refused before anything is asked
+    home = config.load().home
+    if (found := pull.installed(name, home)) is not None:
+        return found
+    if ask is not False:
+        _ask(name, registry.lookup(name).nbytes, can_answer=sys.stdin.isatty() and sys.stderr.isatty())
+    return pull.pull(name, home, lambda done, total: report(f"pull {name}", done, total))
+
+
+def _ask(name: str, nbytes: int, *, can_answer: bool) -> None:
+    hint = f"get it with: headrace pull {name}"
+    if not can_answer:
+        raise UnknownModelError(f"model {name!r} is not on this machine", hint=hint)
+    print(f"{name} is not here yet: pull {nbytes / 1e6:,.0f} MB? [Y/n] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+        raise InputError(f"model {name!r} was not pulled", hint=hint)
