@@ -34,7 +34,7 @@ def locate(
     path = Path(model).expanduser()
     if path.exists() or isinstance(model, Path) or _PATH_LIKE.search(str(model)):
         return _from_path(path, report)
-    return _from_name(str(model), report, ask)
+    return from_name(str(model), report, ask)
 
 
 def compute_settings(threads: int | None, kernels: str | None) -> tuple[int | None, str | None]:
@@ -78,7 +78,8 @@ def _split_files(path: Path) -> list[Path]:
     return sorted(f for f in path.parent.iterdir() if f.name.startswith(match[1]))
 
 
-def _from_name(name: str, report: Progress, ask: bool | None) -> Path:
+def from_name(name: str, report: Progress, ask: bool | None) -> Path:
+    """The artifact of a registered name, pulled if need be; `ask` as in `locate`."""
     from headrace.artifact import pull, registry
 
     registry.lookup(name)  # an unknown name is refused before anything is asked

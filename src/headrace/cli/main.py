@@ -13,9 +13,8 @@ from typing import TextIO
 
 import cyclopts
 
-from headrace.errors import HeadraceError
+from headrace.errors import CancelledError, HeadraceError
 
-INTERRUPTED = 130
 USAGE = 2
 
 COMMANDS = ("run", "pull", "convert", "inspect", "bench", "selfcheck")
@@ -67,7 +66,7 @@ def _guarded(act: Callable[[], int]) -> int:
         return _fail(str(error), "headrace --help lists commands and flags", USAGE)
     except KeyboardInterrupt:
         print(file=sys.stderr)  # leaves the line with the ^C
-        return INTERRUPTED
+        return CancelledError.exit_code
     except BrokenPipeError:
         raise
     except OSError as error:

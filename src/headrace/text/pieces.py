@@ -20,7 +20,7 @@ Lead = Literal["keep", "one", "all"]
 def byte_alphabet() -> dict[int, str]:
     """GPT-2's byte-level alphabet: printable bytes stand for themselves, the rest from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(plain)]
+    others = sorted(set(range(256)) - set(plain))
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
@@ -44,10 +44,6 @@ class PieceRule:
         if byte:
             return bytes([int(byte[1], 16)])
         return piece.replace(SPACE, " ").encode()
-
-    def byte_piece(self, value: int) -> str:
-        """The piece that stands for one byte."""
-        return byte_alphabet()[value] if self.byte_level else f"<0x{value:02X}>"
 
 
 def _byte_level(piece: str, alphabet: Mapping[str, int]) -> bytes:

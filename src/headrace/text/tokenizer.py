@@ -55,7 +55,7 @@ class Tokenizer:
 
     def _prepare(self) -> None:
         library = self._library
-        self._byte_ids = _byte_ids(library, self._rule.byte_piece) if self._rule.byte_level else {}
+        self._byte_ids = _byte_ids(library) if self._rule.byte_level else {}
         unknown = library.token_to_id(getattr(library.model, "unk_token", None) or "")
         self._control_ids = {i for i, a in self._added.items() if a.special} - {unknown}
         self._always_strict = isinstance(library.model, Unigram)
@@ -185,7 +185,7 @@ def _surroundings(library: Library) -> tuple[list[int], list[int]]:
     return found.ids[:start], found.ids[stop:]
 
 
-def _byte_ids(library: Library, piece: Callable[[int], str]) -> dict[int, int]:
+def _byte_ids(library: Library) -> dict[int, int]:
     """The ids of single bytes that can be outside valid UTF-8, those that the vocabulary has."""
-    found = {b: library.token_to_id(piece(b)) for b in range(0x80, 0x100)}
-    return {b: i for b, i in found.items() if i is not None}
+    found = {b: library.token_to_id(piece) for b, piece in byte_alphabet().items()}
+    return {b: i for b, i in found.items() if i is not None and b >= 0x80}

@@ -1,0 +1,88 @@
+"""The interactive chat of `headrace run`: turns on a terminal. Knows no flags."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from headrace.cli import stats
+from headrace.cli.answer import answer
+from headrace.errors import CancelledError, ContextError, InputError
+from headrace.llm import LLM
+from headrace.values import Message, SamplingParams
+
+PROMPT = ">>> "
+CLEAR = "/clear"
+WELCOME = "Control-C ends an answer, Control-D the chat; /clear starts over."
+
+
+def chat(llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams) -> int:
+    """Read and answer turns until the end of input; the exit code."""
+    return _Chat(llm, facts, system, sampling).run()
+
+
+class _Chat:
+    def __init__(
+        self, llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams
+    ) -> None:
+        self._llm = llm
+        self._facts = facts
+        self._sampling = sampling
+        self._opening = [] if system is None else [Message("system", system)]
+        self._messages = list(self._opening)
+        self._editor = _editor()
+        self._exit_code = 0
+
+    def run(self) -> int:
+        print(WELCOME, file=sys.stderr)
+        while (line := self._ask()) is not None:
+            if line.strip() == CLEAR:
+                self._messages = list(self._opening)
+            elif line.strip():
+                self._turn(line)
+        self._report()
+        return self._exit_code
+
+    def _ask(self) -> str | None:
+        """A line; "" for one that Control-C threw away, None at the end of the chat."""
+        try:
+            return input(PROMPT)
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            if self._editor is not None and self._editor.get_line_buffer():
+                return ""
+            self._exit_code = CancelledError.exit_code
+            return None
+
+    def _turn(self, line: str) -> None:
+        asked = [*self._messages, Message("user", line)]
+        try:
+            ids = self._llm.chat_ids(asked)
+            answer(self._llm, self._llm.stream_ids(ids, self._sampling))
+        except ContextError as error:
+            print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)
+            return
+        except InputError as error:
+            print(f"error: {error.message}", file=sys.stderr)
+            return
+        if self._llm.last is not None:
+            self._messages = [*asked, Message("assistant", self._llm.last.text)]
+
+    def _report(self) -> None:
+        if self._llm.last is not None:
+            print("\n".join(stats.lines(self._llm.last.stats, self._facts)), file=sys.stderr)
+
+
+def _editor() -> Any | None:
+    """Line editing and history for `input`, where Python was built with it."""
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="surrogateescape")
+    try:
+        return import_module("readline")
+    except ImportError:
+        return None

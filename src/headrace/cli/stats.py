@@ -1,0 +1,86 @@
+"""What a generation did, as lines for people and as JSON. Knows no command and prints nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import SettingError
+from headrace.values import GenerationStats
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a report says besides the generation: where it ran."""
+
+    identity: str
+    kernels: str
+    threads: int
+    load_seconds: float
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = next((line for line in lines if line.startswith("VmHWM:")), "VmHWM: 0 kB")
+    return int(found.split()[1]) * 1024
+
+
+def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
+    """The report for people; the last line is the fingerprint."""
+    yield (
+        f"read {_phase(stats.prompt_tokens, stats.prefill_seconds, stats.prefill_rate)},"
+        f" wrote {_phase(stats.new_tokens, stats.decode_seconds, stats.decode_rate)}"
+    )
+    yield (
+        f"loaded in {facts.load_seconds:.2f} s, peak memory {peak_memory_bytes() / 1e6:,.0f} MB,"
+        f" {facts.kernels} kernels, {_count(facts.threads, 'thread')}, seed {stats.seed},"
+        f" ended by {stats.finish_reason}"
+    )
+    clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
+    if clipped:
+        yield f"saturated values: {', '.join(clipped)}"
+    yield f"fingerprint {stats.fingerprint}"
+
+
+def _phase(count: int, seconds: float, rate: float) -> str:
+    return f"{_count(count, 'token')} in {seconds:.2f} s ({rate:,.1f} tok/s)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def as_json(stats: GenerationStats, facts: RunFacts) -> dict[str, Any]:
+    """The same for programs; times in seconds, rates in tokens a second, memory in bytes."""
+    body = {**asdict(stats), "saturations": dict(stats.saturations)}
+    rates = {"prefill_rate": stats.prefill_rate, "decode_rate": stats.decode_rate}
+    return {**body, **rates, **asdict(facts), "peak_memory_bytes": peak_memory_bytes()}
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a report's path before the work rather than after it. Raises SettingError."""
+    parent = path.absolute().parent
+    if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise SettingError(f"{path} cannot be written")
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Write a JSON file; whoever reads it meanwhile sees the old or the new one."""
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+        path.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
+        return
+    work = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        work.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
+        work.replace(path)
+    finally:
+        work.unlink(missing_ok=True)
