@@ -145,9 +145,7 @@ class LLM:
         ids = self.prompt_ids(prompt, system=system, raw=raw)
         return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
 
-    def chat(
-        self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]
-    ) -> Completion:
+    def chat(self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]) -> Completion:
         """The next turn of a conversation."""
         return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
 

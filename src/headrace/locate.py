@@ -21,9 +21,7 @@ _PATH_LIKE = re.compile(r"[/\\]|\.gguf$|^\.")
 _MANIFEST = "manifest.json"
 
 
-def locate(
-    model: str | Path, *, progress: Progress | None = None, ask: bool | None = None
-) -> Path:
+def locate(model: str | Path, *, progress: Progress | None = None, ask: bool | None = None) -> Path:
     """The artifact directory of a registered name, an artifact, a GGUF file or a model directory.
 
     A file of another format is converted once into the cache. A named model that is not there is
@@ -55,7 +53,9 @@ def _from_path(path: Path, report: Progress) -> Path:
 
     target = config.load().home / "converted" / _cache_name(path)
     if not (target / _MANIFEST).is_file():
-        convert(path, target, progress=lambda done, total: report(f"convert {path.name}", done, total))
+        convert(
+            path, target, progress=lambda done, total: report(f"convert {path.name}", done, total)
+        )
     return target
 
 
@@ -87,7 +87,11 @@ def from_name(name: str, report: Progress, ask: bool | None) -> Path:
     if (found := pull.installed(name, home)) is not None:
         return found
     if ask is not False:
-        _ask(name, registry.lookup(name).nbytes, can_answer=sys.stdin.isatty() and sys.stderr.isatty())
+        _ask(
+            name,
+            registry.lookup(name).nbytes,
+            can_answer=sys.stdin.isatty() and sys.stderr.isatty(),
+        )
     return pull.pull(name, home, lambda done, total: report(f"pull {name}", done, total))
 
 
@@ -95,6 +99,18 @@ def _ask(name: str, nbytes: int, *, can_answer: bool) -> None:
     hint = f"get it with: headrace pull {name}"
     if not can_answer:
         raise UnknownModelError(f"model {name!r} is not on this machine", hint=hint)
-    print(f"{name} is not here yet: pull {nbytes / 1e6:,.0f} MB? [Y/n] ", end="", file=sys.stderr, flush=True)
+    print(
+        f"{name} is not here yet: pull {nbytes / 1e6:,.0f} MB? [Y/n] ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
         raise InputError(f"model {name!r} was not pulled", hint=hint)
+
+
+def installed(name: str) -> Path | None:
+    """The artifact of a registered name if it is on this machine."""
+    from headrace.artifact import pull
+
+    return pull.installed(name, config.load().home)

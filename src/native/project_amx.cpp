@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kVectors = 16;
 constexpr int kPreparedBlocks = 768;  // of groups of 16 vectors that are prepared at a time
-constexpr int kPreparedGroups = 64;   // groups, at most
-constexpr int kPreparedSums = 240;    // groups * ceil(blocks / 4) <= (768 + 3 * 64) / 4
+constexpr int kPreparedGroups = 16;   // groups, at most
+constexpr int kPreparedSums = 204;    // groups * ceil(blocks / 4) <= (768 + 3 * 16) / 4
 
 // One block of 16 vectors.
 struct GroupBlock {
@@ -128,6 +128,7 @@ void run_tile(const Call& c, int begin, int end, int tile, Work* work) {
     const int group = (m - begin) / kVectors;
     alignas(64) int32_t acc[kVectors][kTile], min_acc[kVectors][kTile];
     const GroupBlock* x = work->blocks + group * c.shape.blocks;
+    prefetch_results(c, tile, m, kVectors);
     (c.w.bits == 4 ? dot<4> : dot<8>)(*work, x, scales, c.shape, c.w.group / kBlock, acc);
     if (mins) min_dot<kVectors>(mins, c.shape, work->sums[group * c.shape.supergroups], min_acc[0]);
     for (int i = 0; i < kVectors; ++i) finish_vector(c, rows, tile, m + i, acc[i], mins ? min_acc[i] : nullptr);

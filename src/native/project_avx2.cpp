@@ -49,14 +49,25 @@ inline void block_sums_4(const uint8_t* codes, const Block* x, __m256i (*sums)[2
   }
 }
 
+// The same from opened codes; with `rounding` the start is 8 instead.
 template <int M>
-inline void block_sums_open(const uint8_t* codes, const Block* x, __m256i (*sums)[2]) {
-  UNROLL for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = broadcast(&x[m].start);
+inline void block_sums_open(const uint8_t* codes, const Block* x, bool rounding, __m256i (*sums)[2]) {
+  UNROLL for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = rounding ? _mm256_set1_epi32(8) : broadcast(&x[m].start);
   UNROLL for (int j = 0; j < 8; ++j) add_products<M>(load(codes + 64 * j), load(codes + 64 * j + 32), x, 4 * j, sums);
 }
 
 // Codes of 8 bits are two of 4, q - 128 = 16 (high - 8) + low, each summed as above; the low ones have no
 // centre: within 16 * 127 * 15 = 30480, and 8 for rounding. The int32 result is (sum + 8) >> 4.
+template <int M>
+inline void join_nibbles(const __m256i (*low)[2], __m256i (*sums)[2]) {
+  UNROLL for (int m = 0; m < M; ++m)
+    UNROLL for (int h = 0; h < 2; ++h) {
+      const __m256i sixteen = _mm256_madd_epi16(sums[m][h], _mm256_set1_epi16(16));
+      const __m256i sum = _mm256_add_epi32(sixteen, _mm256_madd_epi16(low[m][h], _mm256_set1_epi16(1)));
+      sums[m][h] = _mm256_srai_epi32(sum, 4);
+    }
+}
+
 template <int M>
 inline void block_sums_8(const uint8_t* codes, const Block* x, __m256i (*sums)[2]) {
   const __m256i mask = _mm256_set1_epi8(15);
@@ -71,12 +82,15 @@ inline void block_sums_8(const uint8_t* codes, const Block* x, __m256i (*sums)[2
     add_products<M>(_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask),
                     x, 4 * j, sums);
   }
-  UNROLL for (int m = 0; m < M; ++m)
-    for (int h = 0; h < 2; ++h) {
-      const __m256i sixteen = _mm256_madd_epi16(sums[m][h], _mm256_set1_epi16(16));
-      const __m256i sum = _mm256_add_epi32(sixteen, _mm256_madd_epi16(low[m][h], _mm256_set1_epi16(1)));
-      sums[m][h] = _mm256_srai_epi32(sum, 4);
-    }
+  join_nibbles<M>(low, sums);
+}
+
+template <int M>
+inline void block_sums_open_8(const uint8_t* codes, const Block* x, __m256i (*sums)[2]) {
+  __m256i low[M][2];
+  block_sums_open<M>(codes, x, true, low);
+  block_sums_open<M>(codes + 512, x, false, sums);
+  join_nibbles<M>(low, sums);
 }
 
 // The scales of 8 rows, each twice.
@@ -93,14 +107,16 @@ inline __m256i load_scales(const int16_t* scales) {
 template <Codes Kind, int M>
 void dot(const uint8_t* codes, const int16_t* scales, const Shape& s, int blocks_per_group, const Block* x,
          int32_t* out) {
+  constexpr int kBytes = Kind == Codes::kPacked4 ? 256 : Kind == Codes::kOpen8 ? 1024 : 512;
   const __m256i shift = _mm256_set1_epi32(s.dot_shift);
   __m256i acc[M][2];
   for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = _mm256_setzero_si256();
-  for (int b = 0; b < s.blocks; ++b, codes += (Kind == Codes::kPacked4 ? 256 : 512), x += M) {
+  for (int b = 0; b < s.blocks; ++b, codes += kBytes, x += M) {
     __m256i sums[M][2];
     if (Kind == Codes::kPacked4) block_sums_4<M>(codes, x, sums);
-    if (Kind == Codes::kOpen4) block_sums_open<M>(codes, x, sums);
+    if (Kind == Codes::kOpen4) block_sums_open<M>(codes, x, false, sums);
     if (Kind == Codes::kEight) block_sums_8<M>(codes, x, sums);
+    if (Kind == Codes::kOpen8) block_sums_open_8<M>(codes, x, sums);
     UNROLL for (int h = 0; h < 2; ++h) {
       const __m256i scale = load_scales(scales + 8 * h);
       UNROLL for (int m = 0; m < M; ++m) {
@@ -246,6 +262,7 @@ TileBy tile_by_codes(Codes kind, int count) {
   switch (kind) {
     case Codes::kPacked4: return tile_by_count<Codes::kPacked4>(count);
     case Codes::kOpen4: return tile_by_count<Codes::kOpen4>(count);
+    case Codes::kOpen8: return tile_by_count<Codes::kOpen8>(count);
     default: return tile_by_count<Codes::kEight>(count);
   }
 }
@@ -253,8 +270,8 @@ TileBy tile_by_codes(Codes kind, int count) {
 struct Avx2 {
   using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
-  static constexpr int kOpenFrom = 8;
 
+  static int open_from(int bits) { return bits == 4 ? 8 : 3; }
   static int step(int rest) { return least(rest, kMaxTokens); }
   // -4 * sum in both halves: |sum| <= 4064, so it fits int16.
   static int32_t start(int, int sum) { return int32_t(uint16_t(-4 * sum) * 0x10001u); }

@@ -85,8 +85,8 @@ TileBy tile_by_codes(Codes kind, int count) {
 struct Avx512 {
   using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
-  static constexpr int kOpenFrom = 24;
 
+  static int open_from(int bits) { return bits == 4 ? 24 : INT32_MAX; }
   static int step(int rest) { return rest >= 12 ? 12 : rest >= 8 ? 8 : rest >= 6 ? 6 : least(rest, 4); }
   // For 8 bits with the half that rounds a sum to 16 bits.
   static int32_t start(int bits, int sum) { return bits == 4 ? -8 * sum : 8 - 128 * sum; }

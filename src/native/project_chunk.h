@@ -1,7 +1,7 @@
 // The outer loops that the projection kernels share: vectors are copied, a chunk at a time, into the order
 // in which a kernel reads them, then every row tile is run against the chunk.
 //
-// `Isa` names the instruction set: kMaxTokens, kOpenFrom (as many vectors repay opening 4-bit codes),
+// `Isa` names the instruction set: kMaxTokens, open_from(bits) (so many vectors repay opening the codes),
 // step(rest) (how many of `rest` vectors go together), start(bits, sum) and scale(bits, a) (the two words of a
 // Block), Rows, load_rows and run_tile.
 #pragma once
@@ -28,7 +28,7 @@ constexpr int kChunkTokens = 504;        // vectors prepared at a time, at most
 constexpr int kChunkBlocks = 6144;       // their blocks: k <= 196608
 constexpr int kChunkSupergroups = 1914;  // tokens * ceil(blocks / 4) <= (kChunkBlocks + 3 * kChunkTokens) / 4
 
-constexpr int kOpenBlocks = 512;         // of a tile of opened codes: k <= 16384
+constexpr int kOpenBlocks = 512;         // of a tile of opened 4-bit codes: k <= 16384; of 8-bit codes half as many
 
 struct Chunk {
   uint8_t open[kOpenBlocks * kBlock * kTile];
@@ -36,8 +36,9 @@ struct Chunk {
   GroupSums sums[kChunkSupergroups];
 };
 
-// How a kernel finds its codes; opened, 4 bits lie as 8 bits do.
-enum class Codes { kPacked4, kOpen4, kEight };
+// How a kernel finds its codes. Opened, every nibble has a byte, and a block's low nibbles come before its high
+// ones: 4 bits then lie as 8 bits do.
+enum class Codes { kPacked4, kOpen4, kEight, kOpen8 };
 
 // Everything that stays the same during one call.
 struct Call {
@@ -79,12 +80,17 @@ void prepare_chunk(const Call& c, int begin, int end, Chunk* chunk) {
   }
 }
 
-inline void open_codes(const uint8_t* packed, int blocks, uint8_t* out) {
-  constexpr int half = kBlock / 2 * kTile;
-  for (int b = 0; b < blocks; ++b, packed += half, out += 2 * half)
-    for (int i = 0; i < half; ++i) {
+// Fetches the lines that a tile's results go to. Few caches hold all of y, and stores that wait for their
+// lines would hold up the ones behind them.
+inline void prefetch_results(const Call& c, int tile, int m, int count) {
+  for (int i = 0; i < count; ++i) __builtin_prefetch(c.out.y + (m + i) * c.out.stride + tile * kTile, 1);
+}
+
+inline void open_codes(const uint8_t* packed, int blocks, int block_bytes, uint8_t* out) {
+  for (int b = 0; b < blocks; ++b, packed += block_bytes, out += 2 * block_bytes)
+    for (int i = 0; i < block_bytes; ++i) {
       out[i] = packed[i] & 15;
-      out[half + i] = packed[i] >> 4;
+      out[block_bytes + i] = packed[i] >> 4;
     }
 }
 
@@ -93,12 +99,14 @@ void run_chunk(const Call& c, int begin, int end, int tile, Chunk& chunk) {
   const typename Isa::Rows rows = Isa::load_rows(c, tile);
   const uint8_t* codes = tile_codes(c.w, c.shape, tile);
   Codes kind = c.w.bits == 4 ? Codes::kPacked4 : Codes::kEight;
-  if (c.w.bits == 4 && end - begin >= Isa::kOpenFrom && c.shape.blocks <= kOpenBlocks) {
-    open_codes(codes, c.shape.blocks, chunk.open);
-    codes = chunk.open, kind = Codes::kOpen4;
+  const size_t block_bytes = code_bytes(c.w);
+  if (end - begin >= Isa::open_from(c.w.bits) && 2 * block_bytes * c.shape.blocks <= sizeof(chunk.open)) {
+    open_codes(codes, c.shape.blocks, int(block_bytes), chunk.open);
+    codes = chunk.open, kind = c.w.bits == 4 ? Codes::kOpen4 : Codes::kOpen8;
   }
   for (int m = begin, count; m < end; m += count) {
     count = Isa::step(end - m);
+    prefetch_results(c, tile, m, count);
     Isa::run_tile(c, rows, tile, m, count, kind, codes, chunk.blocks + (m - begin) * c.shape.blocks,
                   chunk.sums + (m - begin) * c.shape.supergroups);
   }

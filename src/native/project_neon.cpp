@@ -202,8 +202,8 @@ TileBy tile_by_codes(Codes kind, int count) {
 struct Neon {
   using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
-  static constexpr int kOpenFrom = 8;
 
+  static int open_from(int bits) { return bits == 4 ? 8 : INT32_MAX; }
   static int step(int rest) { return least(rest, kMaxTokens); }
   static int32_t start(int bits, int sum) { return bits == 4 ? -8 * sum : 0; }
   static int32_t scale(int, int a) { return a; }

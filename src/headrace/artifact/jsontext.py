@@ -1,29 +1,38 @@
-"""Strict JSON for untrusted files: bounded size and depth, no duplicate keys, no NaN."""
+"""Strict JSON for untrusted files: bounded size, depth and count, no duplicate keys, no NaN."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
 from headrace.errors import FileError
 
-MAX_BYTES = 256 << 20
+MAX_BYTES = 32 << 20
 MAX_DEPTH = 32
+MAX_CONTAINERS = 1 << 20  # objects and arrays; each costs far more memory than its two bytes
+
+# A string, closed or not: possessive, so that no text makes it go back.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_BRACKETS = re.compile(rb"[][{}]")
 
 
 def parse_object(path: Path, place: str, raw: bytes, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The JSON object in `raw`. Raises FileError that names the file, the place and the cause."""
     if len(raw) > max_bytes:
         raise FileError(path, place, f"{len(raw):,} bytes of JSON; at most {max_bytes:,} are read")
-    if _depth(raw) > MAX_DEPTH:
+    depth, containers = _nesting(raw)
+    if depth > MAX_DEPTH:
         raise FileError(path, place, f"JSON nested deeper than {MAX_DEPTH}")
+    if containers > MAX_CONTAINERS:
+        raise FileError(path, place, f"more than {MAX_CONTAINERS:,} objects and arrays")
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as error:
-        raise FileError(path, place, f"not valid JSON: {error}") from None
+        raise FileError(path, place, f"not valid JSON: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise FileError(path, place, "not a JSON object")
     return value
@@ -31,37 +40,35 @@ def parse_object(path: Path, place: str, raw: bytes, max_bytes: int = MAX_BYTES)
 
 def read_object(path: Path, place: str = "file") -> dict[str, Any]:
     """parse_object of a whole file."""
+    return parse_object(path, place, read_bytes(path, MAX_BYTES))
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """A whole small file. Raises FileError when it is no plain file or too large."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise FileError(path, place, f"{size:,} bytes; at most {MAX_BYTES:,} are read")
-        return parse_object(path, place, path.read_bytes())
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise FileError(path, "open", "is not a plain file")
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
     except OSError as error:
-        raise FileError(path, place, error.strerror or str(error)) from None
+        raise FileError(path, "open", error.strerror or str(error)) from None
+    if len(raw) > max_bytes:
+        raise FileError(path, "size", f"is more than {max_bytes:,} bytes")
+    return raw
 
 
-def _depth(raw: bytes) -> int:
-    """The deepest nesting of brackets outside strings."""
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in raw:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
+def _nesting(raw: bytes) -> tuple[int, int]:
+    """The deepest nesting of brackets outside strings, capped, and how many open."""
+    depth = containers = 0
+    for bracket in _BRACKETS.findall(_STRING.sub(b"", raw)):
+        if bracket in b"[{":
             depth += 1
-            deepest = max(deepest, depth)
-            if deepest > MAX_DEPTH:
-                break
-        elif byte in b"]}":
+            containers += 1
+            if depth > MAX_DEPTH or containers > MAX_CONTAINERS:
+                return depth, containers
+        else:
             depth -= 1
-    return deepest
+    return MAX_DEPTH if containers else 0, containers
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

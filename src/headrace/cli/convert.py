@@ -41,7 +41,13 @@ def convert(
     options = ConvertOptions(bits=int(bits), group=int(group), embed_bits=int(embed_bits))
     with progress.shown() as report:
         artifact = convert_artifact(
-            source, target, options, lambda done, total: report(f"convert {source.name}", done, total)
+            source,
+            target,
+            options,
+            lambda done, total: report(f"convert {source.name}", done, total),
         )
-    print(f"{artifact.path}: {artifact.manifest.family}, identity {artifact.identity}", file=sys.stderr)
+    print(
+        f"{artifact.path}: {artifact.manifest.family}, identity {artifact.identity}",
+        file=sys.stderr,
+    )
     return 0

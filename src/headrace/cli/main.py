@@ -17,7 +17,14 @@ from headrace.errors import CancelledError, HeadraceError
 
 USAGE = 2
 
-COMMANDS = ("run", "pull", "convert", "inspect", "bench", "selfcheck")
+COMMANDS = {
+    "run": "Answer a prompt, or chat when there is a terminal and no prompt.",
+    "pull": "Download a model of the registry, check it and convert it.",
+    "convert": "Convert a GGUF file or a model directory into an artifact.",
+    "inspect": "Show what a model holds.",
+    "bench": "Measure load, prefill and decode.",
+    "selfcheck": "Check that every kernel tier computes the same bits.",
+}
 
 
 def make_app() -> cyclopts.App:
@@ -28,8 +35,8 @@ def make_app() -> cyclopts.App:
         version=_version,
         help_format="plaintext",
     )
-    for name in COMMANDS:
-        app.command(f"headrace.cli.{name}:{name}", name=name)
+    for name, about in COMMANDS.items():
+        app.command(f"headrace.cli.{name}:{name}", name=name, help=about)
     return app
 
 
@@ -76,7 +83,9 @@ def _guarded(act: Callable[[], int]) -> int:
 
 
 def _call(arguments: Sequence[str]) -> int:
-    result = make_app()(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    result = make_app()(
+        list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+    )
     return result if isinstance(result, int) else 0
 
 

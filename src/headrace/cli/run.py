@@ -146,11 +146,14 @@ def loaded(
     start = time.perf_counter()
     with LLM(path, threads=threads, kernels=kernels, max_context=max_context) as llm:
         backend = llm.engine.backend
-        yield llm, stats.RunFacts(
-            identity=llm.artifact.identity,
-            kernels=backend.name,
-            threads=getattr(backend, "threads", 1),
-            load_seconds=time.perf_counter() - start,
+        yield (
+            llm,
+            stats.RunFacts(
+                identity=llm.artifact.identity,
+                kernels=backend.name,
+                threads=getattr(backend, "threads", 1),
+                load_seconds=time.perf_counter() - start,
+            ),
         )
 
 

@@ -22,7 +22,7 @@ from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
-from headrace.kernels.program import Batch
+from headrace.kernels.program import Batch, ModelShape
 from headrace.kernels.select import select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
@@ -86,6 +86,10 @@ class Engine:
 
     def close(self) -> None:
         self._runner.close()
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._program.shape
 
     def new_sequence(self) -> Sequence:
         return Sequence(self._pool, self.context)

@@ -28,7 +28,7 @@ class LimitError(Exception):
 class Limits:
     """`string` is the longest text (and the longest output), in characters; `chars` their sum."""
 
-    steps: int = 1_000_000
+    steps: int = 300_000
     string: int = 1 << 20
     chars: int = 1 << 25
     seconds: float = 10.0

@@ -7,7 +7,7 @@ template cuts it, stays ordinary text. Knows a tokenizer by its marks; knows not
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Clock = Callable[[], datetime]
 
 MAX_SOURCE = 1 << 18  # characters
-_SHIFT = 0xF0000  # the private-use plane that masked content moves to
+_PRIVATE = range(0xF0000, 0xFFFFE)  # where masked content moves to
 
 
 class ChatTemplate:
@@ -96,7 +96,8 @@ class ChatTemplate:
         characters are the template's. If the two renderings differ otherwise (the template looked
         into the content), every name that is left counts as content.
         """
-        mask = {ord(c): _SHIFT + ord(c) for c in marks.alphabet if _maskable(c)}
+        letters = sorted(c for c in marks.alphabet if _maskable(c))
+        mask = dict(zip(map(ord, letters), _absent(text), strict=False))
         try:
             own = self._render(marks, masked_variables(values, lambda s: s.translate(mask)))
         except TemplateError:
@@ -166,7 +167,13 @@ def _unchanged(text: str) -> str:
 
 def _maskable(char: str) -> bool:
     """Characters that no template's own trimming or quoting treats differently."""
-    return ord(char) < 0x10000 and char.isprintable() and char not in " \"'\\"
+    return char.isprintable() and char not in " \"'\\"
+
+
+def _absent(text: str) -> Iterator[int]:
+    """Private-use characters that `text` does not hold."""
+    used = set(map(ord, text))
+    return (code for code in _PRIVATE if code not in used)
 
 
 def _covers(mask: Mapping[int, int], text: str, span: tuple[int, int]) -> bool:

@@ -1,0 +1,120 @@
+"""`headrace selfcheck`: every kernel tier of this machine against the definition.
+
+Painted models run on every tier and are compared byte for byte with the reference; then a short real
+generation on the default model, where it is installed. One digest covers it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import locate
+from headrace.cli import painted
+from headrace.errors import HeadraceError
+from headrace.kernels import select
+from headrace.llm import DEFAULT_MODEL, LLM
+
+REFERENCE = "reference"
+QUESTION = "Name three rivers."
+NEW_TOKENS = 12
+
+
+class MismatchError(HeadraceError):
+    """A tier computed other bits than the definition."""
+
+    code = "mismatch"
+
+
+def selfcheck(*, kernels: str | None = None, threads: int | None = None) -> int:
+    """Check that every kernel tier computes the same bits, and print one digest.
+
+    The digest is the same on every machine that has the default model, and on every one that has not.
+
+    Parameters
+    ----------
+    kernels
+        Check this tier only, against the reference.
+    threads
+        Threads of the kernels; 3 if not given, whatever the machine has.
+    """
+    tiers = _tiers(kernels)
+    digest = hashlib.sha256()
+    for part in _painted(tiers, threads or 3):
+        digest.update(part)
+    for part in _real(tiers, threads or 3):
+        digest.update(part)
+    print(f"digest {digest.hexdigest()[:32]}")
+    return 0
+
+
+def _tiers(wanted: str | None) -> list[str]:
+    """The tiers that can run here; every other is reported by name."""
+    found = []
+    for name, reason in select.unavailable().items():
+        if name == wanted or (wanted is None and not reason):
+            select.select(name)  # a tier that was asked for and is not there is an error
+            found.append(name)
+        else:
+            print(f"{name}: skipped ({reason or 'not asked for'})")
+    if wanted is not None and wanted not in found:
+        select.select(wanted)
+    return found
+
+
+def _painted(tiers: Sequence[str], threads: int) -> list[bytes]:
+    """The definition's outcome of every case, once every tier agrees with it."""
+    start = time.perf_counter()
+    programs = {case.name: painted.program(case) for case in painted.CASES}
+    right = {name: painted.outcome(p, select.select(REFERENCE)) for name, p in programs.items()}
+    print(
+        f"{REFERENCE}: computed {len(right)} painted models ({time.perf_counter() - start:.2f} s)",
+        flush=True,
+    )
+    for tier in (t for t in tiers if t != REFERENCE):
+        start = time.perf_counter()
+        for count in {1, threads}:
+            backend = select.select(tier, threads=count)
+            for name, program in programs.items():
+                _compare(
+                    f"{tier} with {count} threads, {name}",
+                    right[name],
+                    painted.outcome(program, backend),
+                )
+        print(f"{tier}: {len(programs)} painted models equal ({time.perf_counter() - start:.2f} s)")
+    return [part for outcome in right.values() for part in outcome.parts]
+
+
+def _compare(what: str, right: painted.Outcome, ours: painted.Outcome) -> None:
+    for name in ("logits", "cache", "clipped"):
+        if getattr(ours, name) != getattr(right, name):
+            raise MismatchError(
+                f"{what}: {name} differ from the definition",
+                hint="this build must not be used; HEADRACE_KERNELS=portable may be right",
+            )
+
+
+def _real(tiers: Sequence[str], threads: int) -> list[bytes]:
+    """The fingerprint of a short greedy answer, equal on every native tier."""
+    path = locate.installed(DEFAULT_MODEL)
+    if path is None:
+        print(
+            f"real generation: skipped ({DEFAULT_MODEL} is not installed: headrace pull {DEFAULT_MODEL})"
+        )
+        return []
+    found = {t: _generation(path, t, threads) for t in tiers if t != REFERENCE}
+    if REFERENCE in tiers:
+        print(f"real generation, {REFERENCE}: skipped (it takes minutes)")
+    for tier, fingerprint in found.items():
+        print(f"real generation, {tier}: {fingerprint}")
+    if len(set(found.values())) > 1:
+        raise MismatchError(f"{DEFAULT_MODEL}: the tiers' generations differ")
+    return [fingerprint.encode() for fingerprint in sorted(set(found.values()))]
+
+
+def _generation(path: Path, tier: str, threads: int) -> str:
+    with LLM(path, kernels=tier, threads=threads, max_context=256) as llm:
+        done = llm.generate(QUESTION, temperature=0.0, max_tokens=NEW_TOKENS)
+        return f"{done.stats.fingerprint} {len(done.tokens)} tokens"
