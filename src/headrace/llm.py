@@ -11,15 +11,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypedDict
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Unpack
 
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
+from headrace.engine.pages import pages_for
 from headrace.errors import HeadraceError, InputError, UnsupportedError
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
@@ -93,7 +93,7 @@ class LLM:
         self._closed = False
         self.last: Completion | None = None
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -298,7 +298,7 @@ def _name(tokenizer: Tokenizer, token: int | None) -> str:
 
 def _check_memory(engine: Engine, artifact: Artifact, memory_gb: float) -> None:
     weights = sum(array.nbytes for array in artifact.tensors.values())
-    needed = (weights + engine._cache.nbytes) / 1e9
+    needed = (weights + pages_for(engine.context) * engine.shape.page_bytes) / 1e9
     if needed > memory_gb:
         raise InputError(
             f"weights and KV cache take {needed:.2f} GB, memory_gb is {memory_gb:g}",

@@ -4,7 +4,6 @@
 // Included after rows.inl.
 
 namespace headrace {
-
 namespace HEADRACE_ISA {
 namespace {
 
@@ -28,41 +27,21 @@ inline int32_t score_row(const AttentionShape& shape, const uint8_t* tile, const
   const TileFields at(shape.head_dim);
   const int16_t* scales = reinterpret_cast<const int16_t*>(tile + at.key_scales);
   const int16_t* exponents = reinterpret_cast<const int16_t*>(tile + at.key_exponent);
-  alignas(64) int32_t sums[kMaxHeadBlocks * kTile];
-  score_tile(reinterpret_cast<const int8_t*>(tile), q.codes, q.sums, shape.head_dim, sums);
-  alignas(64) int32_t acc[kTile] = {0};
+  alignas(64) int32_t sums[kMaxHeadBlocks * kTile], acc[kTile] = {0};
+  score_tile(reinterpret_cast<const int8_t*>(tile), q.codes, shape.head_dim, sums);
   for (int b = 0; b < blocks; ++b) {
     const int32_t a = q.scales[b];
     for (int j = 0; j < kTile; ++j) {
-      const int32_t narrow = (sums[b * kTile + j] + 8) >> 4;          // within +-32258
-      const int32_t c = (scales[b * kTile + j] * a + (1 << 14)) >> 15;  // at most 8322
-      acc[j] += (narrow * c) >> r;                                     // below 2^29 before the shift
-    }
-  }
-  const int base = -(15 + 4 + r + q.exponent + shape.scale_exponent + 16);
-  const int64_t mantissa = shape.scale_mantissa;
-  int low = 99, high = -99;
-  for (int j = 0; j < kTile; ++j) {
-    const int n = base - exponents[j];
-    low = n < low ? n : low;
-    high = n > high ? n : high;
-  }
-  const int64_t limit = int64_t(1) << 30;
-  if (low > 0 && high <= 62) {
-    for (int j = 0; j < kTile; ++j) {
-      const int64_t n = base - exponents[j];
-      int64_t s = (acc[j] * mantissa + (int64_t(1) << (n - 1))) >> n;
-      s = s > limit ? limit : s;
-      out[j] = int32_t(s < -limit ? -limit : s);
-    }
-  } else {
-    for (int j = 0; j < kTile; ++j) {
-      const int64_t s = shift_round(acc[j] * mantissa, base - exponents[j]);
-      out[j] = int32_t(s > limit ? limit : s < -limit ? -limit : s);
+      const int32_t narrow = (sums[b * kTile + j] + 8) >> 4;            // within +-32258
+      const int32_t c = (scales[b * kTile + j] * a + (1 << 14)) >> 15;  // at most 8321
+      acc[j] += (narrow * c) >> r;                                      // below 2^29 before the shift
     }
   }
   int32_t top = INT32_MIN;
-  for (int j = 0; j < count; ++j) top = out[j] > top ? out[j] : top;
+  for (int j = 0; j < kTile; ++j) {
+    out[j] = score_of(acc[j], shape.scale_mantissa, q.base - exponents[j]);
+    if (j < count && out[j] > top) top = out[j];
+  }
   return top;
 }
 
@@ -118,7 +97,8 @@ inline void mix_row(const AttentionShape& shape, const uint8_t* const* tiles, in
       for (int d = 0; d < head_dim; ++d) acc[d] += part[d], part[d] = 0;
     }
   }
-  divide(acc, head_dim, total, top, shape.fraction_bits, out, clipped);
+  const Division divide(total, top, shape.fraction_bits);
+  for (int d = 0; d < head_dim; ++d) out[d] = divide(acc[d], clipped);
 }
 
 void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int32_t* const* q, const int32_t* visible,
@@ -126,7 +106,8 @@ void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int3
   int32_t* scores = static_cast<int32_t*>(scratch);
   for (int i = 0; i < rows; ++i) {
     Query query;
-    make_query(q[i], shape, &query);
+    const int32_t exponent = quantize_to(q[i], shape.head_dim, -shape.fraction_bits, query.codes, query.scales, query.sums);
+    query.base = score_base(shape, exponent);
     int32_t top = INT32_MIN;
     for (int t = 0; t * kTile < visible[i]; ++t) {
       const int count = visible[i] - t * kTile < kTile ? visible[i] - t * kTile : kTile;
@@ -137,4 +118,6 @@ void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int3
   }
 }
 
-#endif  // HEADRACE_OWN_ATTEND
+}  // namespace
+}  // namespace HEADRACE_ISA
+}  // namespace headrace

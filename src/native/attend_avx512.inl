@@ -26,7 +26,7 @@ inline __mmask16 seen_lanes(int visible, int t) {
 // The query heads of one call. vpdpbusd wants one unsigned operand: keys are read as k + 128, and
 // starts = 8 - 128 * sum(q) takes that off and adds the rounding half.
 struct Queries {
-  int rows, blocks, num_tiles;
+  int rows, blocks, num_tiles, most;  // most: of the visible keys
   int8_t* codes;            // [rows][head_dim]
   int32_t *starts, *scales; // [rows][blocks]
   int32_t* base;            // [rows]
@@ -71,10 +71,10 @@ inline __m512i finish_scores(__m512i acc, const TileKeys& keys, const int16_t* e
 template <int Blocks>
 void score_tile(const AttentionShape& shape, const uint8_t* tile, int t, int first, const Queries& q) {
   const TileFields at(shape.head_dim);
-  const int r = dot_shift(q.blocks), most = q.visible[q.rows - 1];
+  const int r = dot_shift(q.blocks);
   const bool begin = first == 0, end = first + Blocks == q.blocks;
   const int16_t* exponents = reinterpret_cast<const int16_t*>(tile + at.key_exponent);
-  const TileKeys keys = read_exponents(exponents, seen_lanes(most, t));
+  const TileKeys keys = read_exponents(exponents, seen_lanes(q.most, t));
   __m512i code[8 * Blocks], scale[Blocks];
   for (int p = 0; p < 8 * Blocks; ++p)
     code[p] = _mm512_xor_si512(load512(tile + (first * 8 + p) * 64), _mm512_set1_epi8(char(0x80)));
@@ -281,9 +281,12 @@ struct Scratch {
 
 Queries make_queries(const AttentionShape& shape, const int32_t* const* q, const int32_t* visible, int rows,
                      Scratch* scratch) {
-  const int d = shape.head_dim, blocks = d / kBlock, num_tiles = (visible[rows - 1] + kTile - 1) / kTile;
+  const int d = shape.head_dim, blocks = d / kBlock;
+  int most = 0;
+  for (int row = 0; row < rows; ++row) most = visible[row] > most ? visible[row] : most;
+  const int num_tiles = (most + kTile - 1) / kTile;
   const size_t words = size_t(rows) * blocks;
-  const Queries out{rows, blocks, num_tiles, scratch->take<int8_t>(size_t(rows) * d), scratch->take<int32_t>(words),
+  const Queries out{rows, blocks, num_tiles, most, scratch->take<int8_t>(size_t(rows) * d), scratch->take<int32_t>(words),
                     scratch->take<int32_t>(words), scratch->take<int32_t>(rows), visible,
                     scratch->take<int32_t>(size_t(rows) * kTile), scratch->take<int32_t>(size_t(rows) * num_tiles * kTile)};
   for (int row = 0; row < rows; ++row) {

@@ -4,7 +4,7 @@ namespace HEADRACE_ISA {
 namespace {
 
 // out[b * 16 + j] = sum of q * k over block b of key j. codes int8 [head_dim / 4][16][4].
-inline void score_tile(const int8_t* codes, const int8_t* q, const int16_t*, int head_dim, int32_t* out) {
+inline void score_tile(const int8_t* codes, const int8_t* q, int head_dim, int32_t* out) {
   for (int b = 0; b < head_dim / kBlock; ++b) {
     for (int j = 0; j < kTile; ++j) out[b * kTile + j] = 0;
     for (int p = b * 8; p < b * 8 + 8; ++p) {

@@ -204,7 +204,7 @@ int64_t op_attend(const std::string& tier, In<uint8_t> tiles, In<int32_t> q, In<
     queries.push_back(q.data() + ptrdiff_t(i) * d);
     outs.push_back(out.data() + ptrdiff_t(i) * d);
   }
-  std::vector<uint8_t> scratch((records.size() + 1) * kTile * 4 + 64);
+  std::vector<uint8_t> scratch(attend_scratch_bytes(rows, int(records.size()) * kTile, d) + 64);
   const uintptr_t at = (reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64;
   int64_t clipped = 0;
   const AttentionShape shape{d, std::get<0>(scale), std::get<1>(scale), fraction_bits};

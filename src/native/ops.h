@@ -93,7 +93,7 @@ struct Tier {
 
   // R8: `rows` query heads that share one kv head: query i is q[i] (i32[head_dim]) and sees
   // visible[i] >= 1 keys, key j in tiles[j / 16] slot j % 16; out[i] i32[head_dim].
-  // scratch holds attend_scratch_bytes(rows, max visible, head_dim).
+  // scratch, 64-byte aligned, holds attend_scratch_bytes(rows, max visible, head_dim).
   void (*attend)(const AttentionShape& shape, const uint8_t* const* tiles, const int32_t* const* q, const int32_t* visible,
                  int rows, int32_t* const* out, void* scratch, int64_t* clipped);
 
@@ -105,6 +105,11 @@ struct Tier {
   void (*embed)(const PackedWeight& w, int row, int fraction_bits, int32_t* out, int64_t* clipped);
 };
 
-size_t attend_scratch_bytes(int rows, int max_visible, int head_dim);
+// Each query needs its codes, a few words and its scores, the call one list of combined weights.
+constexpr size_t attend_scratch_bytes(int rows, int max_visible, int head_dim) {
+  const size_t tiles = size_t(max_visible + kTile - 1) / kTile, pairs = size_t(head_dim / kBlock + 1) / 2;
+  const size_t query = size_t(head_dim) + head_dim / kBlock * 8 + 4 + kTile * 4 + tiles * kTile * 4;
+  return query * rows + tiles * (pairs * 64 + 4) + 8 * 64;
+}
 
 }  // namespace headrace

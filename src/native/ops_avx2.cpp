@@ -8,6 +8,8 @@
 #include <cstring>
 
 #include "project.h"
+#include "rules.inl"
+#include "rows.inl"
 
 namespace headrace {
 namespace HEADRACE_ISA {
@@ -19,11 +21,11 @@ inline __m256i broadcast4(const void* bytes) {
   return _mm256_set1_epi32(word);
 }
 
-inline __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-inline void store(void* p, __m256i v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
+inline __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
 // vpmaddubsw of |k| and q with k's sign: a pair is at most 2 * 127 * 127 = 32258, so it cannot saturate.
-inline void score_tile(const int8_t* codes, const int8_t* q, const int16_t*, int head_dim, int32_t* out) {
+inline void score_tile(const int8_t* codes, const int8_t* q, int head_dim, int32_t* out) {
   const __m256i ones = _mm256_set1_epi16(1);
   for (int b = 0; b < head_dim / kBlock; ++b) {
     for (int half = 0; half < 2; ++half) {
@@ -63,4 +65,5 @@ inline void value_tile(const int8_t* codes, const int32_t* c, int head_dim, int3
 }  // namespace HEADRACE_ISA
 }  // namespace headrace
 
-#include "vector_ops.inl"
+#include "attend.inl"
+#include "tier.inl"

@@ -6,6 +6,8 @@
 #include <arm_neon.h>
 
 #include "project.h"
+#include "rules.inl"
+#include "rows.inl"
 
 namespace headrace {
 namespace HEADRACE_ISA {
@@ -17,7 +19,7 @@ inline int8x16_t broadcast4(const int8_t* bytes) {
   return vreinterpretq_s8_s32(vdupq_n_s32(word));
 }
 
-inline void score_tile(const int8_t* codes, const int8_t* q, const int16_t*, int head_dim, int32_t* out) {
+inline void score_tile(const int8_t* codes, const int8_t* q, int head_dim, int32_t* out) {
   for (int b = 0; b < head_dim / kBlock; ++b) {
     int32x4_t acc[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
     for (int p = b * 8; p < b * 8 + 8; ++p) {
@@ -53,4 +55,5 @@ inline void value_tile(const int8_t* codes, const int32_t* c, int head_dim, int3
 }  // namespace HEADRACE_ISA
 }  // namespace headrace
 
-#include "vector_ops.inl"
+#include "attend.inl"
+#include "tier.inl"

@@ -4,5 +4,8 @@
 #define HEADRACE_PROJECT project_portable
 
 #include "project.h"
+#include "rules.inl"
+#include "rows.inl"
 #include "attend_portable.inl"
-#include "vector_ops.inl"
+#include "attend.inl"
+#include "tier.inl"

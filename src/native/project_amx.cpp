@@ -121,7 +121,7 @@ void prepare_group(const Call& c, int m, GroupBlock* out) {
 
 // Row tile `tile` against the prepared vectors [begin, end).
 void run_tile(const Call& c, int begin, int end, int tile, Work* work) {
-  const Rows rows = load_rows(c, tile);
+  const Rows rows = load_rows(c.w, c.shape, c.out.fraction_bits, tile);
   const int16_t *scales = tile_scales(c.w, c.shape, tile), *mins = tile_mins(c.w, c.shape, tile);
   open_centred(c, tile, work);
   for (int m = begin; m < end; m += kVectors) {

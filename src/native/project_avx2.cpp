@@ -157,27 +157,6 @@ void min_dot(const int16_t* mins, const Shape& s, const GroupSums* x, int32_t* o
       _mm256_storeu_si256((__m256i*)(out + kTile * m + 8 * h), _mm256_permute4x64_epi64(acc[m][h], 0xD8));
 }
 
-// The rows of one tile, as `finish` needs them, in 64-bit lanes: rows 0 2 4 6, 1 3 5 7, 8 10 .., 9 11 ...
-struct Rows {
-  __m256i mantissa[4];      // << align: below 2^22
-  __m256i min_mantissa[4];  // << min_shift: below 2^29
-  __m256i places[4];        // right shift for a vector of exponent 0
-  RowRange range;
-};
-
-Rows load_rows(const Call& c, int tile) {
-  RowConstants k;
-  Rows rows;
-  rows.range = load_row_constants(c.w, c.shape, c.out, tile, &k);
-  for (int i = 0; i < 4; ++i) {
-    const int parity = i & 1, first = i / 2 * 4;
-    rows.mantissa[i] = load(k.mantissa[parity] + first);
-    rows.min_mantissa[i] = load(k.min_mantissa[parity] + first);
-    rows.places[i] = load(k.places[parity] + first);
-  }
-  return rows;
-}
-
 // a + b, or false where a sum leaves the symmetric int32 range.
 inline bool add_exact(__m256i* a, __m256i b) {
   const __m256i sum = _mm256_add_epi32(*a, b);
@@ -187,32 +166,43 @@ inline bool add_exact(__m256i* a, __m256i b) {
   return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_or_si256(wrapped, lowest))) == 0;
 }
 
-// Four rows' accumulators times their mantissas, shifted right one place too few, plus 2^31 + 1. AVX2 has no
-// arithmetic shift of 64 bits: 2^62 is added before the shift and 2^62 >> shift taken away after it.
+// The odd lanes in the place of the even ones.
+inline __m256i odd(__m256i x) { return _mm256_shuffle_epi32(x, 0xF5); }
+
+// 64-bit values shifted right, one place too few, plus 2^31 + 1. AVX2 has no arithmetic shift of 64 bits: 2^62
+// is added before the shift and 2^62 >> shift taken away after it. |value| < 2^61.
+inline __m256i shifted(__m256i value, __m256i shift) {
+  const __m256i top = _mm256_set1_epi64x(int64_t(1) << 62), offset = _mm256_set1_epi64x((int64_t(1) << 31) + 1);
+  const __m256i raised = _mm256_srlv_epi64(_mm256_add_epi64(value, top), shift);
+  return _mm256_sub_epi64(raised, _mm256_sub_epi64(_mm256_srlv_epi64(top, shift), offset));
+}
+
+// Rows 8h.. of `finish_fast`: even rows in value[0], odd rows in value[1].
 // |acc * mantissa| < 2^53 and |min_acc * min_mantissa| < 2^60.
 template <bool Mins>
-inline __m256i scaled(const Rows& rows, int i, __m256i less, const int32_t* acc, const int32_t* min_acc) {
-  const __m256i top = _mm256_set1_epi64x(int64_t(1) << 62), offset = _mm256_set1_epi64x((int64_t(1) << 31) + 1);
-  const __m256i a = load(acc + i / 2 * 8);
-  __m256i value = _mm256_mul_epi32(i & 1 ? _mm256_srli_epi64(a, 32) : a, rows.mantissa[i]);
+inline void scale_half(const Rows& rows, int h, int exponent, const int32_t* acc, const int32_t* min_acc,
+                       __m256i* value) {
+  const __m256i a = load(acc + 8 * h), mantissa = load(rows.mantissa + 8 * h);
+  const __m256i less = _mm256_set1_epi32(int32_t(uint32_t(exponent) + 1));
+  const __m256i shift = _mm256_sub_epi32(load(rows.places + 8 * h), less);
+  value[0] = _mm256_mul_epi32(a, mantissa), value[1] = _mm256_mul_epi32(odd(a), odd(mantissa));
   if (Mins) {
-    const __m256i b = load(min_acc + i / 2 * 8);
-    value = _mm256_add_epi64(value, _mm256_mul_epi32(i & 1 ? _mm256_srli_epi64(b, 32) : b, rows.min_mantissa[i]));
+    const __m256i b = load(min_acc + 8 * h), min_mantissa = load(rows.min_mantissa + 8 * h);
+    value[0] = _mm256_add_epi64(value[0], _mm256_mul_epi32(b, min_mantissa));
+    value[1] = _mm256_add_epi64(value[1], _mm256_mul_epi32(odd(b), odd(min_mantissa)));
   }
-  const __m256i shift = _mm256_sub_epi64(rows.places[i], less);
-  const __m256i shifted = _mm256_srlv_epi64(_mm256_add_epi64(value, top), shift);
-  return _mm256_sub_epi64(shifted, _mm256_sub_epi64(_mm256_srlv_epi64(top, shift), offset));
+  value[0] = shifted(value[0], _mm256_blend_epi32(shift, _mm256_setzero_si256(), 0xAA));
+  value[1] = shifted(value[1], _mm256_srli_epi64(shift, 32));
 }
 
 // The end of R3 for one vector and a whole tile, when nothing needs to be clipped; otherwise false, and
-// nothing is written. What `scaled` gives is a 32-bit number exactly when the result lies within +-2^30.
+// nothing is written. What `scale_half` gives is a 32-bit number exactly when the result lies within +-2^30.
 template <bool Mins>
 inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, int exponent, const int32_t* acc,
                         const int32_t* min_acc) {
-  if (!rows.range.fits(exponent) || rows.range.count != kTile) return false;
-  const __m256i less = _mm256_set1_epi64x(int64_t(exponent) + 1);
+  if (!rows.fits(exponent) || rows.count != kTile) return false;
   __m256i value[4];
-  for (int i = 0; i < 4; ++i) value[i] = scaled<Mins>(rows, i, less, acc, min_acc);
+  for (int h = 0; h < 2; ++h) scale_half<Mins>(rows, h, exponent, acc, min_acc, value + 2 * h);
   const __m256i any = _mm256_or_si256(_mm256_or_si256(value[0], value[1]), _mm256_or_si256(value[2], value[3]));
   if (!_mm256_testz_si256(any, _mm256_set1_epi64x(~int64_t(UINT32_MAX)))) return false;
   __m256i result[2];
@@ -268,7 +258,6 @@ TileBy tile_by_codes(Codes kind, int count) {
 }
 
 struct Avx2 {
-  using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
 
   static int open_from(int bits) { return bits == 4 ? 8 : 3; }
@@ -277,7 +266,6 @@ struct Avx2 {
   static int32_t start(int, int sum) { return int32_t(uint16_t(-4 * sum) * 0x10001u); }
   // For 4 bits in both halves; for 8 bits the upper half stays 0.
   static int32_t scale(int bits, int a) { return bits == 4 ? a * 0x10001 : a; }
-  static Rows load_rows(const Call& c, int tile) { return headrace::load_rows(c, tile); }
 
   static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, Codes kind, const uint8_t* codes,
                        const Block* blocks, const GroupSums* sums) {

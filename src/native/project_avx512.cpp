@@ -83,7 +83,6 @@ TileBy tile_by_codes(Codes kind, int count) {
 }
 
 struct Avx512 {
-  using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
 
   static int open_from(int bits) { return bits == 4 ? 24 : INT32_MAX; }
@@ -92,7 +91,6 @@ struct Avx512 {
   static int32_t start(int bits, int sum) { return bits == 4 ? -8 * sum : 8 - 128 * sum; }
   // Zero-extended: the upper half makes vpmaddwd ignore the upper half of a sum.
   static int32_t scale(int, int a) { return a; }
-  static Rows load_rows(const Call& c, int tile) { return headrace::load_rows(c, tile); }
 
   static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, Codes kind, const uint8_t* codes,
                        const Block* blocks, const GroupSums* sums) {

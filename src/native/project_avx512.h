@@ -37,28 +37,6 @@ void min_dot(const int16_t* mins, const Shape& s, const GroupSums* x, int32_t* o
   for (int m = 0; m < M; ++m) _mm512_storeu_si512(out + kTile * m, acc[m]);
 }
 
-// The rows of one tile, as `finish` needs them: even and odd rows apart, in 64-bit lanes.
-struct Rows {
-  __m512i mantissa[2];      // << align: below 2^22
-  __m512i min_mantissa[2];  // << min_shift: below 2^29
-  __m512i places[2];        // right shift for a vector of exponent 0
-  RowRange range;
-  __mmask16 valid;
-};
-
-inline Rows load_rows(const Call& c, int tile) {
-  RowConstants k;
-  Rows rows;
-  rows.range = load_row_constants(c.w, c.shape, c.out, tile, &k);
-  rows.valid = __mmask16((1u << rows.range.count) - 1);
-  for (int i = 0; i < 2; ++i) {
-    rows.mantissa[i] = _mm512_load_si512(k.mantissa[i]);
-    rows.min_mantissa[i] = _mm512_load_si512(k.min_mantissa[i]);
-    rows.places[i] = _mm512_load_si512(k.places[i]);
-  }
-  return rows;
-}
-
 // a + b, or false where a sum leaves the symmetric int32 range.
 inline bool add_exact(__m512i* a, __m512i b) {
   const __m512i sum = _mm512_add_epi32(*a, b);
@@ -68,32 +46,36 @@ inline bool add_exact(__m512i* a, __m512i b) {
   return (_mm512_movepi32_mask(wrapped) | lowest) == 0;
 }
 
+// The odd lanes in the place of the even ones.
+inline __m512i odd(__m512i x) { return _mm512_shuffle_epi32(x, _MM_PERM_DDBB); }
+
 // The end of R3 for one vector, when nothing needs to be clipped; otherwise false, and nothing is written.
 // |acc * mantissa| < 2^53 and |min_acc * min_mantissa| < 2^60. The shift stops one place early; adding
 // 2^31 + 1 then rounds, and leaves a 32-bit number exactly when the result lies within +-2^30.
 template <bool Mins>
 inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, int exponent, const int32_t* acc,
                         const int32_t* min_acc) {
-  if (!rows.range.fits(exponent)) return false;
-  const __m512i less = _mm512_set1_epi64(int64_t(exponent) + 1);
-  const __m512i offset = _mm512_set1_epi64((int64_t(1) << 31) + 1);
-  __m512i value[2];
-  for (int i = 0; i < 2; ++i) {
-    const __m512i a = _mm512_loadu_si512(acc);
-    value[i] = _mm512_mul_epi32(i ? _mm512_srli_epi64(a, 32) : a, rows.mantissa[i]);
-    if (Mins) {
-      const __m512i b = _mm512_loadu_si512(min_acc);
-      value[i] = _mm512_add_epi64(value[i], _mm512_mul_epi32(i ? _mm512_srli_epi64(b, 32) : b, rows.min_mantissa[i]));
-    }
-    value[i] = _mm512_add_epi64(_mm512_srav_epi64(value[i], _mm512_sub_epi64(rows.places[i], less)), offset);
+  if (!rows.fits(exponent)) return false;
+  const __m512i a = _mm512_loadu_si512(acc), b = Mins ? _mm512_loadu_si512(min_acc) : a;
+  const __m512i mantissa = _mm512_load_si512(rows.mantissa), min_mantissa = _mm512_load_si512(rows.min_mantissa);
+  const __m512i less = _mm512_set1_epi32(int32_t(uint32_t(exponent) + 1));
+  const __m512i shift = _mm512_sub_epi32(_mm512_load_si512(rows.places), less);
+  const __m512i offset = _mm512_set1_epi64((int64_t(1) << 31) + 1), high = _mm512_set1_epi64(~int64_t(UINT32_MAX));
+  __m512i even = _mm512_mul_epi32(a, mantissa), other = _mm512_mul_epi32(odd(a), odd(mantissa));
+  if (Mins) {
+    even = _mm512_add_epi64(even, _mm512_mul_epi32(b, min_mantissa));
+    other = _mm512_add_epi64(other, _mm512_mul_epi32(odd(b), odd(min_mantissa)));
   }
-  if (_mm512_test_epi64_mask(_mm512_or_si512(value[0], value[1]), _mm512_set1_epi64(~int64_t(UINT32_MAX)))) return false;
-  const __m512i both = _mm512_mask_blend_epi32(0xAAAA, value[0], _mm512_slli_epi64(value[1], 32));
+  even = _mm512_add_epi64(_mm512_srav_epi64(even, _mm512_andnot_si512(high, shift)), offset);
+  other = _mm512_add_epi64(_mm512_srav_epi64(other, _mm512_srli_epi64(shift, 32)), offset);
+  if (_mm512_test_epi64_mask(_mm512_or_si512(even, other), high)) return false;
+  const __m512i both = _mm512_mask_shuffle_epi32(even, 0xAAAA, other, _MM_PERM_CCAA);
   __m512i result = _mm512_sub_epi32(_mm512_srli_epi32(both, 1), _mm512_set1_epi32(1 << 30));
+  const __mmask16 valid = __mmask16((1u << rows.count) - 1);
   int32_t* y = out.y + m * out.stride + tile * kTile;
-  if (out.bias && !add_exact(&result, _mm512_maskz_loadu_epi32(rows.valid, out.bias + tile * kTile))) return false;
-  if (out.residual && !add_exact(&result, _mm512_maskz_loadu_epi32(rows.valid, y))) return false;
-  _mm512_mask_storeu_epi32(y, rows.valid, result);
+  if (out.bias && !add_exact(&result, _mm512_maskz_loadu_epi32(valid, out.bias + tile * kTile))) return false;
+  if (out.residual && !add_exact(&result, _mm512_maskz_loadu_epi32(valid, y))) return false;
+  _mm512_mask_storeu_epi32(y, valid, result);
   return true;
 }
 

@@ -3,7 +3,7 @@
 //
 // `Isa` names the instruction set: kMaxTokens, open_from(bits) (so many vectors repay opening the codes),
 // step(rest) (how many of `rest` vectors go together), start(bits, sum) and scale(bits, a) (the two words of a
-// Block), Rows, load_rows and run_tile.
+// Block) and run_tile.
 #pragma once
 
 #include "project_common.h"
@@ -96,7 +96,7 @@ inline void open_codes(const uint8_t* packed, int blocks, int block_bytes, uint8
 
 template <class Isa>
 void run_chunk(const Call& c, int begin, int end, int tile, Chunk& chunk) {
-  const typename Isa::Rows rows = Isa::load_rows(c, tile);
+  const Rows rows = load_rows(c.w, c.shape, c.out.fraction_bits, tile);
   const uint8_t* codes = tile_codes(c.w, c.shape, tile);
   Codes kind = c.w.bits == 4 ? Codes::kPacked4 : Codes::kEight;
   const size_t block_bytes = code_bytes(c.w);

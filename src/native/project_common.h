@@ -108,39 +108,39 @@ inline void finish_tile(const PackedWeight& w, const Shape& s, const Activations
     finish(w, s, x, out, tile * kTile + r, m, acc[r], min_acc == nullptr ? 0 : min_acc[r]);
 }
 
-// The rows of one tile as a vectorised `finish` wants them, even and odd rows apart, in 64-bit lanes.
-struct RowConstants {
-  alignas(64) int64_t mantissa[2][8];      // << align: below 2^22
-  alignas(64) int64_t min_mantissa[2][8];  // << min_shift: below 2^29
-  alignas(64) int64_t places[2][8];        // right shift for a vector of exponent 0
-};
+// The rows of one tile as the vectorised ends of R3 want them.
+struct Rows {
+  alignas(64) int32_t mantissa[kTile];      // << align: below 2^22
+  alignas(64) int32_t min_mantissa[kTile];  // << min_shift: below 2^29
+  alignas(64) int32_t places[kTile];        // right shift for a vector of exponent 0, modulo 2^32
+  int64_t fewest, most;                     // range of the shifts, exactly; rows of mantissa 0 do not matter
+  int count;                                // rows of the tile that exist
 
-// The right shifts of a tile's rows.
-struct RowRange {
-  int64_t fewest, most;
-  int count;  // rows of the tile that exist
-
-  // Whether every row's shift for a vector of this exponent is a right shift of 1 to 62 places.
+  // Whether every row's shift for a vector of this exponent is a right shift of 1 to 62 places; modulo 2^32 it
+  // is then exact, too.
   bool fits(int exponent) const { return fewest - exponent >= 1 && most - exponent <= 62; }
 };
 
-inline RowRange load_row_constants(const PackedWeight& w, const Shape& s, const Output& out, int tile,
-                                   RowConstants* k) {
-  RowRange range{INT64_MAX, INT64_MIN, least(kTile, w.n - tile * kTile)};
-  const int32_t* row = w.row + tile * kTile;
-  const ptrdiff_t padded = ptrdiff_t(s.tiles) * kTile;
+inline Rows load_rows(const PackedWeight& w, const Shape& s, int fraction_bits, int tile) {
+  Rows rows;
+  const int32_t* mantissa = w.row + tile * kTile;
+  const int32_t* exponent = mantissa + ptrdiff_t(s.tiles) * kTile;
+  const int32_t* min_shift = exponent + ptrdiff_t(s.tiles) * kTile;
+  const int32_t unit = kSumShift + s.min_shift + fraction_bits;
+  int32_t low = INT32_MAX, high = INT32_MIN;
   for (int r = 0; r < kTile; ++r) {
-    const int64_t mantissa = row[r];
-    const int64_t places = -(int64_t(row[padded + r]) + kSumShift + s.min_shift + out.fraction_bits);
-    k->mantissa[r & 1][r / 2] = mantissa << s.align;
-    k->min_mantissa[r & 1][r / 2] = mantissa << row[2 * padded + r];
-    k->places[r & 1][r / 2] = places;
-    if (mantissa == 0) continue;  // such a row is 0 whatever the shift
-    range.fewest = places < range.fewest ? places : range.fewest;
-    range.most = places > range.most ? places : range.most;
+    rows.mantissa[r] = mantissa[r] << s.align;
+    rows.min_mantissa[r] = mantissa[r] << min_shift[r];
+    rows.places[r] = int32_t(0u - uint32_t(exponent[r]) - uint32_t(unit));
+    const int32_t least_of = mantissa[r] == 0 ? INT32_MAX : exponent[r];
+    const int32_t most_of = mantissa[r] == 0 ? INT32_MIN : exponent[r];
+    low = low < least_of ? low : least_of;
+    high = high > most_of ? high : most_of;
   }
-  if (range.fewest > range.most) range.fewest = range.most = 0;
-  return range;
+  rows.fewest = -(int64_t(high) + unit), rows.most = -(int64_t(low) + unit);
+  if (low > high) rows.fewest = rows.most = INT64_MIN / 2;  // no row matters: `fits` nothing
+  rows.count = least(kTile, w.n - tile * kTile);
+  return rows;
 }
 
 }  // namespace

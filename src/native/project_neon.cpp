@@ -112,32 +112,13 @@ void min_dot(const int16_t* mins, const Shape& s, const GroupSums* x, int32_t* o
     for (int q = 0; q < kQuads; ++q) vst1q_s32(out + kTile * m + 4 * q, acc[m][q]);
 }
 
-// The rows of one tile, as `finish` needs them.
-struct Rows {
-  int32_t mantissa[kTile];      // << align: below 2^22
-  int32_t min_mantissa[kTile];  // << min_shift: below 2^29
-  int64_t places[kTile];        // right shift for a vector of exponent 0
-  RowRange range;
-};
-
-Rows load_rows(const Call& c, int tile) {
-  RowConstants k;
-  Rows rows;
-  rows.range = load_row_constants(c.w, c.shape, c.out, tile, &k);
-  for (int r = 0; r < kTile; ++r) {
-    rows.mantissa[r] = int32_t(k.mantissa[r & 1][r / 2]);
-    rows.min_mantissa[r] = int32_t(k.min_mantissa[r & 1][r / 2]);
-    rows.places[r] = k.places[r & 1][r / 2];
-  }
-  return rows;
-}
-
 // Rows r and r + 1: |acc * mantissa| < 2^53, |min_acc * min_mantissa| < 2^60, and srshl rounds as R1 does.
 inline int64x2_t finish_two(const Rows& rows, const Output& out, int tile, int m, int exponent, const int32_t* acc,
                             const int32_t* min_acc, int r) {
   int64x2_t value = vmull_s32(vld1_s32(acc + r), vld1_s32(rows.mantissa + r));
   if (min_acc) value = vmlal_s32(value, vld1_s32(min_acc + r), vld1_s32(rows.min_mantissa + r));
-  value = vrshlq_s64(value, vsubq_s64(vdupq_n_s64(exponent), vld1q_s64(rows.places + r)));
+  const int32x2_t shift = vsub_s32(vdup_n_s32(exponent), vld1_s32(rows.places + r));
+  value = vrshlq_s64(value, vmovl_s32(shift));
   if (out.bias) value = vaddw_s32(value, vld1_s32(out.bias + tile * kTile + r));
   if (out.residual) value = vaddw_s32(value, vld1_s32(out.y + m * out.stride + tile * kTile + r));
   return value;
@@ -147,7 +128,7 @@ inline int64x2_t finish_two(const Rows& rows, const Output& out, int tile, int m
 // nothing is written.
 inline bool finish_fast(const Rows& rows, const Output& out, int tile, int m, int exponent, const int32_t* acc,
                         const int32_t* min_acc) {
-  if (!rows.range.fits(exponent) || rows.range.count != kTile) return false;
+  if (!rows.fits(exponent) || rows.count != kTile) return false;
   int32x2_t result[kTile / 2];
   uint64x2_t same = vdupq_n_u64(~uint64_t(0));
   int32x2_t least_value = vdup_n_s32(0);
@@ -200,14 +181,12 @@ TileBy tile_by_codes(Codes kind, int count) {
 }
 
 struct Neon {
-  using Rows = headrace::Rows;
   static constexpr int kMaxTokens = headrace::kMaxTokens;
 
   static int open_from(int bits) { return bits == 4 ? 8 : INT32_MAX; }
   static int step(int rest) { return least(rest, kMaxTokens); }
   static int32_t start(int bits, int sum) { return bits == 4 ? -8 * sum : 0; }
   static int32_t scale(int, int a) { return a; }
-  static Rows load_rows(const Call& c, int tile) { return headrace::load_rows(c, tile); }
 
   static void run_tile(const Call& c, const Rows& rows, int tile, int m, int count, Codes kind, const uint8_t* codes,
                        const Block* blocks, const GroupSums* sums) {

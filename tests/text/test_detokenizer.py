@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_corpus import CORPUS, INVALID
 
 from headrace.text.detokenizer import Detokenizer
-from text_corpus import CORPUS, INVALID
 
 
 def stream(chunks: list[bytes], lead: str = "keep") -> list[str]:

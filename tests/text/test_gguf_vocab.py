@@ -14,7 +14,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_corpus import CORPUS, INVALID, LOOKALIKES
-from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
@@ -209,9 +209,7 @@ def spm_pair(
     fallback = request.param != "unigram"
     model = spm(kind, byte_fallback=fallback, add_dummy_prefix=prefix, **IDENTITY)
     name = "llama" if kind == "bpe" else "t5"
-    metadata = spm_metadata(
-        model, name, add_space_prefix=prefix, remove_extra_whitespaces=False
-    )
+    metadata = spm_metadata(model, name, add_space_prefix=prefix, remove_extra_whitespaces=False)
     return Tokenizer.from_json(build_tokenizer_json(metadata)), model
 
 
@@ -251,6 +249,43 @@ def test_whitespace_is_collapsed_as_sentencepiece_does() -> None:
         assert ours.encode(text) == model.encode(text), text
 
 
+def charsmap(model: sentencepiece.SentencePieceProcessor) -> bytes:
+    proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    proto.ParseFromString(model.serialized_model_proto())
+    return bytes(proto.normalizer_spec.precompiled_charsmap)
+
+
+@pytest.fixture(scope="module")
+def normalising() -> sentencepiece.SentencePieceProcessor:
+    return spm("unigram", normalization_rule_name="nmt_nfkc")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, None])
+def test_a_precompiled_charsmap_normalises_as_the_original(
+    normalising: sentencepiece.SentencePieceProcessor, dtype: type[np.generic] | None
+) -> None:
+    data = np.frombuffer(charsmap(normalising), dtype or np.uint8)
+    table = data if dtype else data.tolist()
+    ours = Tokenizer.from_json(
+        build_tokenizer_json(spm_metadata(normalising, "t5", precompiled_charsmap=table))
+    )
+    for text in ["\u3000\uff21\ufb01\u2460  x\t\ty", "\u212b e\u0301", "plain  text ", "\u200ba"]:
+        assert ours.encode(text) == normalising.encode(text), text
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 100, 1000, -1, -1000])
+def test_a_damaged_charsmap_is_refused_or_harmless(
+    normalising: sentencepiece.SentencePieceProcessor, cut: int
+) -> None:
+    data = charsmap(normalising)
+    for table in (data[:cut], b"\xff" * 4 + data[4:cut], data[:4] + b"\xff" * 400 + data[404:cut]):
+        metadata = spm_metadata(normalising, "t5", precompiled_charsmap=list(table))
+        try:
+            Tokenizer.from_json(build_tokenizer_json(metadata)).encode("\uff21\ufb01 e\u0301\u3000")
+        except InputError as error:
+            assert "\n" not in error.message
+
+
 def test_control_tokens_of_a_unigram_model_are_not_cut_from_text() -> None:
     model = spm("unigram", **IDENTITY)
     ours = Tokenizer.from_json(build_tokenizer_json(spm_metadata(model, "t5")))
@@ -282,7 +317,10 @@ def test_the_small_vocabularies_are_good() -> None:
     ("change", "match"),
     [
         (keys(model="bert"), "model 'bert' is not supported; only: gpt2, llama, t5"),
-        (keys(pre="falcon"), "pre 'falcon' is not supported; supported: .*smollm.*qwen2.*llama-bpe"),
+        (
+            keys(pre="falcon"),
+            "pre 'falcon' is not supported; supported: .*smollm.*qwen2.*llama-bpe",
+        ),
         (keys(pre="default"), "pre 'default' is not supported"),
     ],
 )
@@ -349,7 +387,9 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 
 
-@given(st.sampled_from([SMALL, SPM_SMALL, SPM_SMALL | keys(model="t5")]), st.dictionaries(NAMES, VALUE))
+@given(
+    st.sampled_from([SMALL, SPM_SMALL, SPM_SMALL | keys(model="t5")]), st.dictionaries(NAMES, VALUE)
+)
 @settings(max_examples=400, deadline=None)
 def test_any_metadata_is_built_or_refused(base: Meta, change: Meta) -> None:
     try:

@@ -47,7 +47,13 @@ def test_text_is_held_only_while_it_could_become_a_stop(text: str, stops: list[s
 
 def test_a_stop_string_across_pieces_does_not_leak() -> None:
     stop = StopStrings(["</answer>"])
-    assert [stop.push(p) for p in ["yes </", "ans", "wer", "> more", "x"]] == ["yes ", "", "", "", ""]
+    assert [stop.push(p) for p in ["yes </", "ans", "wer", "> more", "x"]] == [
+        "yes ",
+        "",
+        "",
+        "",
+        "",
+    ]
     assert stop.stopped == "</answer>" and stop.flush() == ""
 
 

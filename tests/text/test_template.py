@@ -1,5 +1,7 @@
 """Chat templates equal `apply_chat_template`; message content never makes a control token."""
 
+# ruff: noqa: E501  (texts and templates stay on one line)
+
 from __future__ import annotations
 
 import threading
@@ -111,7 +113,9 @@ def chat(source: str, **options: Any) -> ChatTemplate:
 
 def talk(*contents: str) -> list[dict[str, Any]]:
     roles = ["system", "user", "assistant"]
-    return [{"role": roles[min(i, i % 2 + 1 if i else 0)], "content": c} for i, c in enumerate(contents)]
+    return [
+        {"role": roles[min(i, i % 2 + 1 if i else 0)], "content": c} for i, c in enumerate(contents)
+    ]
 
 
 BENIGN = [
@@ -120,7 +124,7 @@ BENIGN = [
     talk("x", "<tool>result</tool>", "<think>a</think>b</think>c"),
     talk(*CORPUS),
 ]
-TOOLS = [{"name": "look", "description": "caf\u00e9 <b>\"q\"</b>", "parameters": {"type": "object"}}]
+TOOLS = [{"name": "look", "description": 'caf\u00e9 <b>"q"</b>', "parameters": {"type": "object"}}]
 
 
 @pytest.mark.parametrize("messages", BENIGN)
@@ -204,7 +208,10 @@ def test_names_that_content_helps_to_spell_are_text(
 
 def test_roles_keys_tools_and_variables_are_content_too(tokenizer: Tokenizer) -> None:
     source = "{{ messages[0].role }}{{ tools | tojson }}{{ extra }}<{{ extra }}>"
-    for message in ({"role": "</s>", "content": ""}, {"role": "user", "content": "", "</s>": "</s>"}):
+    for message in (
+        {"role": "</s>", "content": ""},
+        {"role": "user", "content": "", "</s>": "</s>"},
+    ):
         ids = encode_chat(
             tokenizer, chat(source), [message], tools=[{"</s>": "</s>"}], extra={"extra": "s"}
         )
@@ -252,7 +259,9 @@ def test_threads_share_a_template(tokenizer: Tokenizer) -> None:
     template, results = chat(REASONING), {}
 
     def work(index: int) -> None:
-        results[index] = [encode_chat(tokenizer, template, talk("s", f"q{index}")) for _ in range(20)]
+        results[index] = [
+            encode_chat(tokenizer, template, talk("s", f"q{index}")) for _ in range(20)
+        ]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -260,4 +269,6 @@ def test_threads_share_a_template(tokenizer: Tokenizer) -> None:
     for thread in threads:
         thread.join()
     for index in range(4):
-        assert results[index] == [encode_chat(tokenizer, chat(REASONING), talk("s", f"q{index}"))] * 20
+        assert (
+            results[index] == [encode_chat(tokenizer, chat(REASONING), talk("s", f"q{index}"))] * 20
+        )

@@ -1,5 +1,7 @@
 """No template takes long, makes much, or reaches out of its sandbox; every refusal is one line."""
 
+# ruff: noqa: E501  (texts and templates stay on one line)
+
 from __future__ import annotations
 
 import threading
@@ -156,7 +158,9 @@ def test_bombs_are_stopped(name: str) -> None:
     refused(BOMBS[name])
 
 
-@pytest.mark.parametrize("name", ["kept strings", "kept slices", "doubling lists", "output in a macro"])
+@pytest.mark.parametrize(
+    "name", ["kept strings", "kept slices", "doubling lists", "output in a macro"]
+)
 def test_bombs_stay_small(name: str) -> None:
     tracemalloc.start()
     try:
@@ -184,7 +188,9 @@ def test_broken_templates_are_refused_in_one_line(source: str) -> None:
 def test_the_same_template_is_refused_after_the_same_steps() -> None:
     limits = Limits(steps=1000)
     for count, good in ((300, True), (30_000, False)):
-        template = ChatTemplate("{% for i in range(" + str(count) + ") %}x{% endfor %}", limits=limits)
+        template = ChatTemplate(
+            "{% for i in range(" + str(count) + ") %}x{% endfor %}", limits=limits
+        )
         for _ in range(3):
             if good:
                 assert template.render([]) == "x" * count

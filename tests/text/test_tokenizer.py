@@ -1,4 +1,4 @@
-"""Encoding and decoding equal the original tokenizer's; control tokens are never made of user text."""
+"""Encoding and decoding equal the original's; control tokens are never made of user text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from text_corpus import CORPUS, INVALID, LOOKALIKES
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Library
 
 from headrace.errors import FileError, UnsupportedError
 from headrace.text.tokenizer import Tokenizer
-from text_corpus import CORPUS, INVALID, LOOKALIKES
 
 Pair = tuple[Tokenizer, Library]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
@@ -91,7 +91,9 @@ def _bytes_of(char: str, known: set[bytes]) -> bytes:
 
 @given(st.text())
 @settings(max_examples=200, deadline=None)
-def test_any_text_encodes_as_the_original(library: Library, tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_encodes_as_the_original(
+    library: Library, tokenizer: Tokenizer, text: str
+) -> None:
     if any("\ud800" <= c <= "\udfff" for c in text):
         return
     ids = original(library, text)
@@ -122,7 +124,12 @@ def test_lone_surrogates_become_replacement_characters(tokenizer: Tokenizer) -> 
 
 
 def test_ordinary_text_that_merges_to_a_control_token_does_not() -> None:
-    vocab = {c: i for i, c in enumerate("abcdef <>/s")} | {"<s": 20, "<s>": 21, "</": 22, "</s>": 23}
+    vocab = {c: i for i, c in enumerate("abcdef <>/s")} | {
+        "<s": 20,
+        "<s>": 21,
+        "</": 22,
+        "</s>": 23,
+    }
     vocab |= {"s>": 24}
     library = Library(models.BPE(_dense(vocab), [("<", "s"), ("<s", ">"), ("s", ">")]))
     library.decoder = decoders.ByteLevel()
@@ -154,7 +161,15 @@ def test_rstrip_lstrip_and_user_defined_tokens_follow_the_original() -> None:
     library.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("<tool><s>x")])
     library.add_tokens([AddedToken("<s>|", normalized=False)])
     tokenizer = Tokenizer.from_json(library.to_str())
-    for text in ["<|user|> \n hi", "a  <|mask|>  b", "x<tool>y", "<tool><s>", "<tool><s>x", "<s>x", "<s>|"]:
+    for text in [
+        "<|user|> \n hi",
+        "a  <|mask|>  b",
+        "x<tool>y",
+        "<tool><s>",
+        "<tool><s>x",
+        "<s>x",
+        "<s>|",
+    ]:
         assert tokenizer.encode(text, allow_special=True) == original(library, text), text
     assert library.token_to_id("<tool>") in tokenizer.encode("x<tool>y")
 

@@ -124,7 +124,7 @@ class _Planner:
             padded(self._part(n.format(i=i), c.ffn_size, c.hidden_size), c.ffn_rows) for n in names.gate_up
         ]
         self._weight(f"{to}.gate_up", joined(f"{to}.gate_up", halves))
-        self._weight(f"{to}.down", self._part(names.down.format(i=i), c.hidden_size, c.ffn_width))
+        self._weight(f"{to}.down", self._part(names.down.format(i=i), c.hidden_size, c.ffn_size))
         if c.qk_norm:
             self._gain(f"{to}.q_norm", names.q_norm.format(i=i), c.head_dim)
             self._gain(f"{to}.k_norm", names.k_norm.format(i=i), c.head_dim)
@@ -151,10 +151,9 @@ class _Planner:
     def _part(self, name: str, n: int, k: int) -> Part:
         part = self._source.tensors.part(name, self._options)
         self._used.add(f"{name}.weight")
-        group = part.layout.group
-        if part.n != n or part.k != -(-k // group) * group:
+        if (part.n, part.columns) != (n, k):
             raise FileError(
-                self._source.path, f"tensor {name!r}", f"is [{part.n}, {part.k}], not [{n}, {k}]"
+                self._source.path, f"tensor {name!r}", f"is [{part.n}, {part.columns}], not [{n}, {k}]"
             )
         return part
 

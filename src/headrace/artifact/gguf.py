@@ -26,6 +26,8 @@ MAX_TENSORS = 1 << 20
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 16
 MAX_ELEMENTS = 1 << 40
+MAX_HEADER_BYTES = 64 << 20  # everything before the data
+MAX_ARRAY = 1 << 22
 MAX_SPLITS = 1024
 
 _SCALARS = {
@@ -74,9 +76,11 @@ class _Cursor:
         return FileError(self.path, f"{place} (byte {self.at:,})", cause)
 
     def take(self, count: int, place: str) -> memoryview:
-        if count > len(self.view) - self.at:
-            left = len(self.view) - self.at
+        left = len(self.view) - self.at
+        if count > left:
             raise self.fail(place, f"needs {count:,} bytes, {left:,} are left: the file is truncated")
+        if count > MAX_HEADER_BYTES - self.at:
+            raise self.fail(place, f"the header is larger than {MAX_HEADER_BYTES:,} bytes")
         self.at += count
         return self.view[self.at - count : self.at]
 
@@ -146,9 +150,10 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for index in range(count):
         key = cursor.text(f"key {index}")
+        place = f"key {key!r:.120}"
         if key in out:
-            raise cursor.fail(f"key {key!r}", "occurs twice")
-        out[key] = _read_value(cursor, cursor.number("<I", f"key {key!r}"), f"key {key!r}")
+            raise cursor.fail(place, "occurs twice")
+        out[key] = _read_value(cursor, cursor.number("<I", place), place)
     return out
 
 
@@ -170,12 +175,16 @@ def _read_array(cursor: _Cursor, place: str) -> list[Any]:
     if kind == _STRING:
         if count > left // 8:
             raise cursor.fail(place, f"{count:,} strings do not fit the {left:,} bytes that are left")
+        if count > MAX_ARRAY:
+            raise cursor.fail(place, f"{count:,} elements are more than {MAX_ARRAY:,}")
         return [cursor.text(place) for _ in range(count)]
     if kind not in _SCALARS:
         raise cursor.fail(place, f"element type {kind} is not known")
     size = struct.calcsize(_SCALARS[kind])
     if count > left // size:
         raise cursor.fail(place, f"{count:,} elements do not fit the {left:,} bytes that are left")
+    if count > MAX_ARRAY:
+        raise cursor.fail(place, f"{count:,} elements are more than {MAX_ARRAY:,}")
     values: list[Any] = np.frombuffer(cursor.take(count * size, place), _SCALARS[kind]).tolist()
     return values
 
@@ -191,7 +200,7 @@ class _Info:
 
 def _read_info(cursor: _Cursor, index: int) -> _Info:
     name = cursor.text(f"tensor {index}")
-    place = f"tensor {name!r}"
+    place = f"tensor {name!r:.120}"
     num_dims = cursor.number("<I", place)
     if not 1 <= num_dims <= MAX_DIMS:
         raise cursor.fail(place, f"{num_dims} dimensions; 1 to {MAX_DIMS} are possible")
@@ -230,20 +239,22 @@ def _map_tensors(cursor: _Cursor, infos: list[_Info], alignment: int) -> dict[st
     end = 0
     out: dict[str, GGUFTensor] = {}
     for info in sorted(infos, key=lambda i: i.offset):
-        place = f"tensor {info.name!r}"
+        place = f"tensor {info.name!r:.120}"
         if info.name in out:
             raise FileError(cursor.path, place, "occurs twice")
         if info.offset % alignment:
             raise FileError(cursor.path, place, f"offset {info.offset:,} is not a multiple of {alignment}")
         if info.offset < end:
             raise FileError(cursor.path, place, f"offset {info.offset:,} overlaps the tensor before it")
+        if end + alignment <= info.offset <= size:
+            raise FileError(cursor.path, place, f"{info.offset - end:,} bytes before it belong to no tensor")
         end = info.offset + info.nbytes
         if end > size:
             raise FileError(
                 cursor.path, place, f"ends at byte {start + end:,} of a file of {len(cursor.view):,}"
             )
         out[info.name] = _tensor(info, cursor.view[start + info.offset : start + end])
-    if size - end >= alignment and infos:
+    if size - end >= alignment:
         raise FileError(cursor.path, "end", f"{size - end:,} bytes belong to no tensor")
     return out
 

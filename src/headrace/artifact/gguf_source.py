@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from headrace.artifact.naming import GGUF, GGUF_FAMILIES, GGUF_HARMLESS, GGUF_IN
 from headrace.artifact.packing import AffineRows
 from headrace.artifact.parts import Index, Layout, Part, float_part
 from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
-from headrace.errors import FileError, InputError, UnsupportedError
+from headrace.artifact.tensorfile import forget_pages, mappings
+from headrace.errors import FileError, UnsupportedError
 from headrace.models.config import DenseConfig
-from headrace.text.gguf_vocab import build_tokenizer_json
+from headrace.text.gguf_vocab import build_tokenizer_json, special_ids
 
 ROPE_FACTORS = "rope_freqs.weight"
 MAX_TOKENS = 1 << 20
@@ -27,7 +29,7 @@ def open_gguf(path: Path) -> Source:
     file = read_gguf(path)
     metadata = Consumed(file.metadata)
     architecture = metadata.get("general.architecture")
-    if architecture not in GGUF_FAMILIES:
+    if not isinstance(architecture, str) or architecture not in GGUF_FAMILIES:
         known = ", ".join(sorted(GGUF_FAMILIES))
         raise UnsupportedError(f"{path}: architecture {architecture!r:.60} is not supported: {known}")
     config = _config(path, architecture, metadata, file)
@@ -42,30 +44,16 @@ def open_gguf(path: Path) -> Source:
         names=GGUF,
         tensors=GGUFTensors(file),
         interleaved=architecture in GGUF_INTERLEAVED,
-        tokenizer_json=_tokenizer(path, file),
+        tokenizer_json=build_tokenizer_json(file.metadata, path).encode(),
         template=template,
-        tokenizer=_special(path, file.metadata, config.vocab_size),
+        tokenizer=_special(path, file.metadata),
         extra_names=frozenset({ROPE_FACTORS} & set(file.tensors)),
     )
 
 
-def _tokenizer(path: Path, file: GGUFFile) -> bytes:
-    try:
-        return build_tokenizer_json(file.metadata).encode()
-    except InputError as error:
-        raise FileError(path, "tokenizer", error.message) from None
-
-
-def _special(path: Path, metadata: Any, vocab_size: int) -> TokenizerInfo:
-    def token(key: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if value is not None and (type(value) is not int or not 0 <= value < vocab_size):
-            raise FileError(path, f"tokenizer.ggml.{key}_token_id", f"{value!r:.60} is no token")
-        return value
-
-    end = [t for t in (token("eos"), token("eot"), token("eom")) if t is not None]
-    add = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
-    return TokenizerInfo(token("bos"), bool(add), tuple(dict.fromkeys(end)))
+def _special(path: Path, metadata: Mapping[str, Any]) -> TokenizerInfo:
+    ids = special_ids(metadata, path)
+    return TokenizerInfo(ids.bos, ids.add_bos, ids.eos)
 
 
 def _config(path: Path, arch: str, metadata: Consumed, file: GGUFFile) -> DenseConfig:
@@ -139,6 +127,10 @@ class GGUFTensors:
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
+        self._maps = mappings(t.data for t in file.tensors.values())
+
+    def forget(self) -> None:
+        forget_pages(self._maps)
 
     def names(self) -> set[str]:
         return set(self._file.tensors)
@@ -164,7 +156,7 @@ class GGUFTensors:
                 self._finite(tensor.name, out.mins)
             return out
 
-        return Part(name, n, k, Layout(block.bits, block.mins, 32), rows)
+        return Part(name, n, k, k, Layout(block.bits, block.mins, 32), rows)
 
     def vector(self, full_name: str) -> NDArray[np.float64]:
         tensor = self._tensor(full_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.artifact.blocks import floats
-from headrace.artifact.jsontext import read_object
+from headrace.artifact.jsontext import read_bytes, read_object
 from headrace.artifact.manifest import TokenizerInfo
 from headrace.artifact.naming import HF_FAMILIES, HF_HARMLESS, HUGGING_FACE
 from headrace.artifact.packing import AffineRows
@@ -21,27 +22,29 @@ from headrace.errors import FileError, UnsupportedError
 from headrace.models.config import DenseConfig, Llama3Scaling
 
 _FLOATS = ("F32", "F16", "BF16")
-MAX_TEXT_BYTES = 256 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
 
 
 def open_hugging_face(path: Path) -> Source:
     config_path = path / "config.json"
     raw = read_object(config_path)
     model_type = raw.get("model_type")
-    if model_type not in HF_FAMILIES:
+    if not isinstance(model_type, str) or model_type not in HF_FAMILIES:
         known = ", ".join(sorted(HF_FAMILIES))
         raise UnsupportedError(f"{path}: model_type {model_type!r:.60} is not supported: {known}")
     tensors = HFTensors(path, _load(path), raw.get("quantization") or raw.get("quantization_config"))
-    config = _config(config_path, str(model_type), Consumed(raw))
+    config = _config(config_path, model_type, Consumed(raw))
     return Source(
         path=path,
         kind="mlx" if tensors.quantization else "safetensors",
-        family=HF_FAMILIES[str(model_type)],
+        family=HF_FAMILIES[model_type],
         config=config,
         names=HUGGING_FACE,
         tensors=tensors,
         interleaved=False,
-        tokenizer_json=_read(path / "tokenizer.json"),
+        tokenizer_json=read_bytes(path / "tokenizer.json", MAX_TOKENIZER_BYTES),
         template=_template(path),
         tokenizer=_special(path, raw, config.vocab_size),
     )
@@ -57,7 +60,7 @@ def _load(path: Path) -> dict[str, StoredTensor]:
         raise FileError(index, "weight_map", "is missing or empty")
     out: dict[str, StoredTensor] = {}
     for name in sorted({str(v) for v in weight_map.values()}):
-        if Path(name).name != name or not name.endswith(".safetensors"):
+        if _SHARD.fullmatch(name) is None:
             raise FileError(index, "weight_map", f"{name!r:.80} is not a plain file name")
         for key, tensor in read_tensors(path / name).items():
             if weight_map.get(key) != name:
@@ -68,43 +71,46 @@ def _load(path: Path) -> dict[str, StoredTensor]:
     return out
 
 
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise FileError(path, "size", f"is more than {MAX_TEXT_BYTES:,} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(path, "open", error.strerror or str(error)) from None
-
-
 def _template(path: Path) -> str | None:
-    if (path / "chat_template.jinja").is_file():
-        return _read(path / "chat_template.jinja").decode("utf-8", "replace")
-    settings = path / "tokenizer_config.json"
-    template = read_object(settings).get("chat_template") if settings.is_file() else None
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+        except UnicodeDecodeError:
+            raise FileError(file, "text", "is not valid UTF-8") from None
+    template = _optional(path / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several by name: the default is the one for plain chats
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        raise FileError(path / "tokenizer_config.json", "chat_template", "is not text")
+    return template
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    """A JSON file that need not be there."""
+    return read_object(path) if path.exists() else {}
 
 
 def _special(path: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerInfo:
-    generation = path / "generation_config.json"
-    chosen = read_object(generation) if generation.is_file() else {}
+    chosen = _optional(path / "generation_config.json")
     end = chosen.get("eos_token_id", config.get("eos_token_id"))
     bos = config.get("bos_token_id")
     ids = [t for t in (end if isinstance(end, list) else [end]) if t is not None]
     for token in [*ids, *([] if bos is None else [bos])]:
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise FileError(path, "eos_token_id", f"{token!r:.60} is no token")
-    settings = path / "tokenizer_config.json"
-    add = read_object(settings).get("add_bos_token", False) if settings.is_file() else False
-    return TokenizerInfo(bos, bool(add), tuple(ids))
+            raise FileError(path, "bos_token_id or eos_token_id", f"{token!r:.60} is no token")
+    add = _optional(path / "tokenizer_config.json").get("add_bos_token", False)
+    return TokenizerInfo(bos, add is True, tuple(dict.fromkeys(ids)))
 
 
 def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
     heads, hidden = natural(path, data, "num_attention_heads"), natural(path, data, "hidden_size")
-    head_dim = hidden // heads if data.get("head_dim") is None else natural(path, data, "head_dim")
+    plain = model_type == "llama"  # the other families have defaults of their own: theirs must be said
+    if plain and data.get("head_dim") is None:
+        head_dim = max(1, hidden // heads)
+    else:
+        head_dim = natural(path, data, "head_dim", None if model_type == "qwen3" else hidden // heads)
     context = natural(path, data, "max_position_embeddings")
     _refuse_variants(path, model_type, data, context)
     rope = _rope(path, data)
@@ -113,13 +119,13 @@ def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
         hidden_size=hidden,
         num_layers=natural(path, data, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=natural(path, data, "num_key_value_heads", heads),
+        num_kv_heads=natural(path, data, "num_key_value_heads", heads if plain else None),
         head_dim=head_dim,
         ffn_size=natural(path, data, "intermediate_size"),
         context=context,
         norm_eps=number_text(path, data, "rms_norm_eps", 1e-6),
         rope_theta=number_text(path, rope, "rope_theta", data.get("rope_theta", 10000.0)),
-        tied=bool(data.get("tie_word_embeddings", False)),
+        tied=_flag(path, data, "tie_word_embeddings"),
         qkv_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3",
         rope_scaling=_scaling(path, rope),
@@ -236,7 +242,7 @@ class HFTensors:
             )
             return AffineRows(s, codes, b, bits, kept)
 
-        return Part(name, n, k, Layout(bits, True, kept), rows)
+        return Part(name, n, k, k, Layout(bits, True, kept), rows)
 
     def _setting(self, name: str) -> tuple[int, int]:
         """Bits and group of one module: its own entry, or the checkpoint's."""

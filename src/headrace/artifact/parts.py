@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arith.numbers import BLOCK
 from headrace.artifact.packing import AffineRows, quantize_rows, regroup, widen
 
 Index = NDArray[np.int64]
@@ -28,11 +29,15 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows [n, k] of one source tensor; `read(rows)` gives the affine rows of those indices."""
+    """Rows [n, k] of one source tensor; `read(rows)` gives the affine rows of those indices.
+
+    columns: how wide the source is, k without padding.
+    """
 
     name: str
     n: int
     k: int
+    columns: int
     layout: Layout
     read: Callable[[Index], AffineRows]
 
@@ -40,19 +45,23 @@ class Part:
 def float_part(
     name: str, n: int, k: int, bits: int, group: int, read: Callable[[Index], NDArray[np.float64]]
 ) -> Part:
-    """A part that is quantised on the way; columns are padded with zeros to whole groups."""
-    width = -(-k // group) * group
+    """A part that is quantised on the way; columns are padded with zeros to whole blocks of 32.
+
+    Groups of 64 need whole groups: other widths take groups of 32.
+    """
+    width = -(-k // BLOCK) * BLOCK
+    group = group if width % group == 0 else BLOCK
 
     def rows(index: Index) -> AffineRows:
         values = np.pad(read(index), ((0, 0), (0, width - k)))
         return quantize_rows(values, bits, group)
 
-    return Part(name, n, width, Layout(bits, bits == 4, group), rows)
+    return Part(name, n, width, k, Layout(bits, bits == 4, group), rows)
 
 
 def permuted(part: Part, order: Index) -> Part:
     """The same part with row i taken from row order[i] of the source."""
-    return Part(part.name, len(order), part.k, part.layout, lambda index: part.read(order[index]))
+    return replace(part, n=len(order), read=lambda index: part.read(order[index]))
 
 
 def padded(part: Part, n: int) -> Part:
@@ -70,7 +79,7 @@ def padded(part: Part, n: int) -> Part:
             mins[beyond] = 0.0
         return AffineRows(scales, codes, mins, real.bits, real.group)
 
-    return Part(part.name, n, part.k, part.layout, rows)
+    return replace(part, n=n, read=rows)
 
 
 def joined(name: str, parts: list[Part]) -> Part:
@@ -88,7 +97,7 @@ def joined(name: str, parts: list[Part]) -> Part:
                 pieces.append(widen(regroup(part.read(inside), layout.group), bits, mins))
         return _stack(pieces)
 
-    return Part(name, int(starts[-1]), parts[0].k, layout, rows)
+    return Part(name, int(starts[-1]), parts[0].k, parts[0].columns, layout, rows)
 
 
 def _stack(pieces: list[AffineRows]) -> AffineRows:

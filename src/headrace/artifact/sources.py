@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.artifact.manifest import TokenizerInfo
 from headrace.artifact.naming import Names
 from headrace.artifact.parts import Part
-from headrace.errors import FileError, UnsupportedError
+from headrace.errors import FileError, InputError, UnsupportedError
 from headrace.models.config import DenseConfig
 
 Float = NDArray[np.float64]
@@ -47,6 +47,9 @@ class Tensors(Protocol):
     def vector(self, full_name: str) -> Float:
         """A one-dimensional tensor by its full name."""
 
+    def forget(self) -> None:
+        """Give back the memory of what was read so far."""
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -71,19 +74,19 @@ def open_source(path: Path) -> Source:
     from headrace.artifact.hf_source import open_hugging_face
 
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return open_hugging_face(path)
-        raise FileError(path, "config.json", "is missing: this is no model directory")
-    if not path.exists():
-        raise FileError(path, "open", "no such file")
-    if path.suffix == ".safetensors":
-        return open_hugging_face(path.parent)
-    return open_gguf(path)
-
-
-def decimal_text(value: object) -> str:
-    """A number as the shortest decimal text that means it (float32 for NumPy's)."""
-    return str(value)
+        if not (path / "config.json").is_file():
+            raise FileError(path, "config.json", "is missing: this is no model directory")
+        opener, path = open_hugging_face, path
+    elif path.suffix == ".safetensors":
+        opener, path = open_hugging_face, path.parent
+    else:
+        opener = open_gguf
+    try:
+        return opener(path)
+    except (FileError, UnsupportedError):
+        raise
+    except InputError as error:  # a configuration that is not possible
+        raise FileError(path, "config", error.message) from None
 
 
 class Consumed(dict[str, Any]):
@@ -112,6 +115,6 @@ def natural(path: Path, data: Consumed, key: str, default: int | None = None) ->
 def number_text(path: Path, data: Consumed, key: str, default: object = None) -> str:
     """A positive finite number of a configuration as decimal text."""
     value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not 0 < float(value) < 1e18:
+    if type(value) not in (int, float) or not 0 < value < 1e18:
         raise FileError(path, f"key {key!r}", f"{value!r:.60} is not a positive number")
     return str(value)

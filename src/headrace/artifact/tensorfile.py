@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.artifact.jsontext import parse_object
 from headrace.errors import FileError
 
-MAX_HEADER_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 20
 ALIGNMENT = 64
 
 # BF16 has no NumPy type: it is read as raw 16-bit words.
@@ -41,12 +41,33 @@ class StoredTensor:
 def map_file(path: Path) -> memoryview:
     """The whole file, mapped read-only. Raises FileError when it cannot be opened or is empty."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise FileError(path, "open", "is not a plain file")
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise FileError(path, "open", error.strerror or str(error)) from None
     except ValueError:
         raise FileError(path, "size", "the file is empty") from None
+
+
+def mappings(arrays: Iterable[NDArray[Any]]) -> tuple[mmap.mmap, ...]:
+    """The mapped files that arrays lie in."""
+    found: dict[int, mmap.mmap] = {}
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
+            found[id(base.obj)] = base.obj
+    return tuple(found.values())
+
+
+def forget_pages(maps: Iterable[mmap.mmap]) -> None:
+    """Drop mapped pages from this process; a later read maps them again."""
+    for mapped in maps:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -66,16 +87,18 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
-    place = f"tensor {name!r}"
+    place = f"tensor {name!r:.120}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise FileError(path, place, "needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPES:
-        raise FileError(path, place, f"dtype {dtype!r} is not supported: {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FileError(path, place, f"dtype {dtype!r:.60} is not supported: {', '.join(DTYPES)}")
     if not _naturals(shape) or len(shape) > 8:
-        raise FileError(path, place, f"shape {shape!r} is not a list of natural numbers")
+        raise FileError(path, place, f"shape {shape!r:.120} is not a list of natural numbers")
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size:
-        raise FileError(path, place, f"data_offsets {offsets!r} do not lie in {size:,} bytes of data")
+        raise FileError(
+            path, place, f"data_offsets {offsets!r:.120} do not lie in {size:,} bytes of data"
+        )
     expected = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if expected != offsets[1] - offsets[0]:
         raise FileError(
@@ -85,7 +108,7 @@ def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
 
 
 def _naturals(value: object) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in value)
 
 
 def _check_cover(path: Path, spans: Mapping[str, tuple[int, int]], size: int) -> None:
@@ -94,7 +117,7 @@ def _check_cover(path: Path, spans: Mapping[str, tuple[int, int]], size: int) ->
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a gap after"
-            raise FileError(path, f"tensor {name!r}", f"{kind} the tensor before it at byte {at:,}")
+            raise FileError(path, f"tensor {name!r:.120}", f"{kind} the tensor before it at byte {at:,}")
         at = end
     if at != size:
         raise FileError(path, "end", f"{size - at:,} bytes belong to no tensor")

@@ -146,7 +146,7 @@ class _Bench:
                 f"{name} at a context of {context} gave different logits each time"
             )
         self._digests += digests
-        seconds = tuple(run[0 if name == "prefill" else 1] for run in runs)
+        seconds = tuple(read if name == "prefill" else steps for read, steps, _ in runs)
         return Row(name, context if name == "decode" else 0, tokens, seconds)
 
     def _decode(self, context: int, count: int) -> tuple[float, float, str]:

@@ -163,7 +163,7 @@ def outcome(painted: Program, backend: Backend) -> Outcome:
     """Two sequences side by side, read in a long and a short pass, then one row."""
     runner = backend.compile(painted, capacity=128, logit_capacity=128)
     cache = _aligned(8, painted.shape.page_bytes)
-    logits = []
+    logits: list[bytes] = []
     try:
         for first, second in ((66, 5), (1, 13), (1, 0)):
             batch = _batch(logits, first, second)
@@ -186,8 +186,8 @@ def _batch(passes: list[bytes], first: int, second: int) -> Batch:
     tokens = (positions * 193 + sequences * 61 + 7) % PERIOD
     pages = tuple(np.array(p, np.int32) for p in ([5, 0, 3], [1, 6, 2]))
     wanted = np.arange(len(tokens), dtype=np.int32)
-    arrays = (a.astype(np.int32) for a in (tokens, positions, sequences))
-    return Batch(*arrays, pages, wanted)
+    tokens, positions, sequences = (a.astype(np.int32) for a in (tokens, positions, sequences))
+    return Batch(tokens, positions, sequences, pages, wanted)
 
 
 def _aligned(rows: int, row_bytes: int) -> NDArray[np.uint8]:

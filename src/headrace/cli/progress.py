@@ -28,9 +28,15 @@ def shown(*, bytes_counted: bool = False) -> Iterator[Progress]:
 
 def _bars(bytes_counted: bool) -> Bars:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TaskProgressColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bars
-    from rich.progress import TimeRemainingColumn, TransferSpeedColumn
 
     columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
     if bytes_counted:

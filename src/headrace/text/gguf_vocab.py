@@ -101,9 +101,7 @@ def _name(entry: Entry) -> str:
 
 def _adds_bos(source: Metadata) -> bool:
     model = source.text("model")
-    default = model == "llama" or (
-        model == "gpt2" and pre_tokenizer(source.text("pre")).adds_bos
-    )
+    default = model == "llama" or (model == "gpt2" and pre_tokenizer(source.text("pre")).adds_bos)
     return source.flag("add_bos_token", default)
 
 

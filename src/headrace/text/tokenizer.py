@@ -77,9 +77,7 @@ class Tokenizer:
         return cls(library, lambda: file.read_text("utf-8"), bos=bos, eos=eos)
 
     @classmethod
-    def from_json(
-        cls, text: str, *, bos: int | None = None, eos: Sequence[int] = ()
-    ) -> Tokenizer:
+    def from_json(cls, text: str, *, bos: int | None = None, eos: Sequence[int] = ()) -> Tokenizer:
         """As `from_file`, from the file's text."""
         library = _loaded("tokenizer.json", lambda: Library.from_str(text))
         return cls(library, lambda: text, bos=bos, eos=eos)

@@ -1,0 +1,72 @@
+"""The one truth for settings: a frozen value whose environment names and documentation derive from its fields.
+
+Only this module reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import SettingError
+
+PREFIX = "HEADRACE_"
+
+
+def _setting(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says. A field `name` is read from HEADRACE_NAME."""
+
+    home: Path = _setting(Path("~/.headrace"), "folder of models, caches and logs")
+    kernels: str | None = _setting(
+        None, "kernel tier: auto, avx512, avx2, neon, portable or reference"
+    )
+    threads: int | None = _setting(None, "threads of the native kernels; every usable processor by default")
+    index: str = _setting("https://pypi.org/simple", "package index that `pull` asks for wheels")
+
+
+# Read by the tests and by nothing else.
+_TEST_NAMES = {"HEADRACE_TEST_HOME", "HEADRACE_TEST_MODELS"}
+
+
+def load(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of an environment, the process's by default. Raises SettingError."""
+    env = os.environ if environment is None else environment
+    known = {PREFIX + f.name.upper(): f.name for f in fields(Settings)}
+    for name in env:
+        if name.startswith(PREFIX) and name not in known and name not in _TEST_NAMES:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise SettingError(f"environment variable {name} is not known", hint=f"did you mean {near[0]}?")
+    given = {known[n]: v for n, v in env.items() if n in known and v != ""}
+    return Settings(**{name: _parse(name, value) for name, value in _with_home(given).items()})
+
+
+def _with_home(given: dict[str, str]) -> dict[str, str]:
+    return {"home": str(Settings.home), **given}
+
+
+def _parse(name: str, value: str) -> Any:
+    if name == "home":
+        return Path(value).expanduser()
+    if name == "threads":
+        if not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise SettingError(f"{PREFIX}THREADS is {value!r}; it must be a positive number")
+        return int(value)
+    return value
+
+
+def table() -> str:
+    """The settings as a Markdown table."""
+    rows = [
+        f"| `{PREFIX}{f.name.upper()}` | `{'' if f.default is None else f.default}` | {f.metadata['about']} |"
+        for f in fields(Settings)
+    ]
+    return "\n".join(["| variable | default | what it sets |", "|---|---|---|", *rows])

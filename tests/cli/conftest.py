@@ -1,0 +1,29 @@
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+from shell import Shell
+
+from headrace.artifact.container import Artifact
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def model(tiny_artifact: Callable[[str], Artifact]) -> Path:
+    """A tiny artifact."""
+    return tiny_artifact("llama").path
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Hugging Face directory."""
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("source") / "checkpoint", "qwen2")

@@ -1,0 +1,126 @@
+"""The interactive chat on a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+PROMPT = b">>> "
+
+
+class Terminal:
+    """The other side of a chat's terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self.seen = b""
+
+    def send(self, data: bytes) -> None:
+        os.write(self._master, data)
+
+    def until(self, mark: bytes, timeout: float = 60) -> bytes:
+        """What is shown up to the next `mark`."""
+        end = time.monotonic() + timeout
+        while mark not in self.seen:
+            ready, _, _ = select.select([self._master], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{mark!r} did not come; seen {self.seen!r}"
+            self.seen += os.read(self._master, 4096)
+        shown, self.seen = self.seen.split(mark, 1)
+        return shown
+
+    def end(self) -> int:
+        """Exit code, once the process has ended."""
+        while True:
+            try:
+                if not (data := os.read(self._master, 4096)):
+                    break
+            except OSError:  # the other side is closed
+                break
+            self.seen += data
+        return self.process.wait(30)
+
+
+@contextmanager
+def chatting(shell: Shell, model: Path, *flags: str) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    process = shell.start(
+        "run", model, "--seed", "1", *flags,
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: _own_terminal(slave),
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def _own_terminal(slave: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+
+def test_turns_and_the_end(shell: Shell, model: Path) -> None:
+    with chatting(shell, model, "--max-tokens", "8") as terminal:
+        terminal.until(PROMPT)
+        terminal.send(b"Hello\n")
+        first = terminal.until(PROMPT)
+        terminal.send(b"And now?\n")
+        second = terminal.until(PROMPT)
+        terminal.send(b"\x04")
+        assert terminal.end() == 0
+    assert len(first) > len(b"Hello\r\n")
+    assert first != second
+    assert b"fingerprint" in terminal.seen
+
+
+def test_control_c_ends_an_answer_and_then_the_chat(shell: Shell, model: Path) -> None:
+    with chatting(shell, model, "--kernels", "reference") as terminal:
+        terminal.until(PROMPT)
+        terminal.send(b"Hello\n")
+        terminal.until(b"Hello\r\n")
+        time.sleep(0.5)
+        terminal.send(b"\x03")
+        terminal.until(PROMPT)
+        terminal.send(b"\x03")
+        assert terminal.end() == 130
+    assert b"Traceback" not in terminal.seen
+
+
+def test_control_c_throws_a_line_away(shell: Shell, model: Path) -> None:
+    pytest.importorskip("readline")
+    with chatting(shell, model, "--max-tokens", "4") as terminal:
+        terminal.until(PROMPT)
+        terminal.send(b"half a li")
+        time.sleep(0.3)
+        terminal.send(b"\x03")
+        terminal.until(PROMPT)
+        terminal.send(b"\x04")
+        assert terminal.end() == 0
+
+
+def test_a_conversation_that_does_not_fit_goes_on(shell: Shell, model: Path) -> None:
+    with chatting(shell, model, "--max-context", "64", "--max-tokens", "4") as terminal:
+        terminal.until(PROMPT)
+        terminal.send(b"x" * 100 + b"\n")
+        assert b"the context holds 64" in terminal.until(PROMPT)
+        terminal.send(b"Hi\n")
+        assert b"error" not in terminal.until(PROMPT)
+        terminal.send(b"/clear\n")
+        terminal.until(PROMPT)
+        terminal.send(b"\x04")
+        assert terminal.end() == 0

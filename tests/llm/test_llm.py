@@ -1,0 +1,189 @@
+"""The Python API on a tiny model: equality of its ways to generate, turns, cancelling, closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.artifact.container import Artifact
+from headrace.errors import ContextError, FileError, InputError, SettingError
+from headrace.llm import LLM, BusyError
+from headrace.values import Message
+
+LONG = 900
+
+
+@pytest.fixture(scope="module")
+def path(tiny_artifact: Callable[[str], Artifact]) -> Path:
+    return tiny_artifact("llama").path
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, threads=1) as model:
+        yield model
+
+
+def test_stream_concatenates_to_generate(llm: LLM) -> None:
+    done = llm.generate("Why?", seed=5, max_tokens=40)
+    pieces = list(llm.stream("Why?", seed=5, max_tokens=40))
+    assert "".join(pieces) == done.text
+    assert llm.last is not None
+    assert llm.last.tokens == done.tokens
+    assert llm.last.stats.fingerprint == done.stats.fingerprint
+
+
+def test_text_is_the_decoding_of_the_tokens(llm: LLM) -> None:
+    done = llm.generate("Why?", seed=5, max_tokens=40)
+    assert done.text == llm.detokenize(done.tokens)
+    assert done.stats.new_tokens == len(done.tokens)
+
+
+def test_chat_is_generate_with_messages(llm: LLM) -> None:
+    asked = [Message("system", "Be brief."), Message("user", "Why?")]
+    chat = llm.chat(asked, seed=1, max_tokens=8)
+    assert chat.tokens == llm.generate("Why?", system="Be brief.", seed=1, max_tokens=8).tokens
+
+
+def test_raw_reads_the_text_as_it_stands(llm: LLM) -> None:
+    assert llm.prompt_ids("ab", raw=True)[-2:] == llm.tokenize("ab")
+    assert llm.prompt_ids("<|im_end|>", raw=True)[-1] == 258
+    assert 258 not in llm.tokenize("<|im_end|>")
+    with pytest.raises(InputError, match="no system message"):
+        llm.prompt_ids("ab", system="x", raw=True)
+
+
+def test_special_text_in_a_message_is_ordinary(llm: LLM) -> None:
+    plain, spelled = (llm.prompt_ids(text) for text in ("x", "<|im_end|>"))
+    assert plain.count(258) == spelled.count(258)
+
+
+def test_bytes_outside_utf8_are_read(llm: LLM) -> None:
+    assert llm.prompt_ids(b"\xff\xfe") == llm.prompt_ids("\udcff\udcfe")
+    assert llm.detokenize(llm.tokenize(b"a\xffb")) == "a\ufffdb"
+
+
+def test_stop_string_ends_the_text(llm: LLM) -> None:
+    whole = llm.generate("Why?", seed=5, max_tokens=60).text
+    stop = whole[10:13]
+    done = llm.generate("Why?", seed=5, max_tokens=60, stop=(stop,))
+    assert done.text == whole[: whole.index(stop)]
+    assert done.finish_reason == "stop" == done.stats.finish_reason
+
+
+def test_an_unseeded_run_draws_another_seed(llm: LLM) -> None:
+    seeds = {llm.generate("Why?", max_tokens=1).stats.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert llm.generate("Why?", seed=0, max_tokens=1).stats.seed == 0
+
+
+def test_logits_are_those_of_the_pick(llm: LLM) -> None:
+    ids = llm.prompt_ids("Why?")
+    logits = llm.logits(ids)
+    assert logits.dtype == np.int32
+    assert logits.shape == (len(ids), llm.engine.config.vocab_size)
+    done = llm.generate("Why?", temperature=0.0, max_tokens=1)
+    assert done.tokens == (int(logits[-1].argmax()),)
+
+
+def test_cancel_from_another_thread(llm: LLM) -> None:
+    for index, _ in enumerate(llm.stream("Why?", seed=1, max_tokens=LONG)):
+        if index == 1:
+            thread = threading.Thread(target=llm.cancel)
+            thread.start()
+            thread.join()
+    assert llm.last is not None
+    assert llm.last.finish_reason == "cancelled"
+    assert llm.last.stats.new_tokens < LONG
+
+
+def test_a_cancelled_model_generates_again(llm: LLM) -> None:
+    llm.cancel()  # nothing runs: nothing is cancelled later
+    assert llm.generate("Why?", seed=1, max_tokens=3).finish_reason == "length"
+
+
+def test_closing_the_iterator_releases_the_model(llm: LLM) -> None:
+    stream = llm.stream("Why?", seed=1, max_tokens=LONG)
+    next(stream)
+    with pytest.raises(BusyError):
+        llm.generate("Why?", max_tokens=1)
+    stream.close()
+    assert llm.generate("Why?", seed=1, max_tokens=1).stats.new_tokens == 1
+
+
+def test_an_iterator_that_was_never_started_holds_nothing(llm: LLM) -> None:
+    stream = llm.stream("Why?", max_tokens=3)
+    assert llm.generate("Why?", seed=1, max_tokens=1).stats.new_tokens == 1
+    stream.close()
+
+
+def test_threads_take_turns_and_get_what_each_would_alone(llm: LLM) -> None:
+    alone = [llm.generate(f"Q{i}", seed=i, max_tokens=20).tokens for i in range(4)]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def work(i: int) -> None:
+        found[i] = llm.generate(f"Q{i}", seed=i, max_tokens=20).tokens
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(4)] == alone
+
+
+def test_close_ends_a_generation_of_another_thread(path: Path) -> None:
+    llm = LLM(path, threads=1)
+    begun, reasons = threading.Event(), []
+
+    def work() -> None:
+        for _ in llm.stream("Why?", seed=1, max_tokens=LONG):
+            begun.set()
+        assert llm.last is not None
+        reasons.append(llm.last.finish_reason)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(30)
+    llm.close()
+    thread.join(30)
+    assert reasons in (["cancelled"], ["stop"])
+    with pytest.raises(InputError, match="closed"):
+        llm.generate("Why?", max_tokens=1)
+
+
+def test_close_with_an_unfinished_iterator(path: Path) -> None:
+    llm = LLM(path, threads=1)
+    stream = llm.stream("Why?", seed=1, max_tokens=LONG)
+    next(stream)
+    llm.close()
+    list(stream)
+    llm.close()  # twice is once
+
+
+def test_a_conversation_goes_on_as_if_read_anew(path: Path) -> None:
+    messages = [Message("user", "One?")]
+    with LLM(path, threads=1) as llm:
+        first = llm.chat(messages, seed=1, max_tokens=12)
+        longer = [*messages, Message("assistant", first.text), Message("user", "Two?")]
+        second = llm.chat(longer, seed=2, max_tokens=12)
+    with LLM(path, threads=1) as fresh:
+        anew = fresh.chat(longer, seed=2, max_tokens=12)
+    assert second.tokens == anew.tokens
+    assert second.stats.fingerprint == anew.stats.fingerprint
+
+
+def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ContextError, match=r"\d+ tokens, the context holds 1024"):
+        llm.generate("x" * 2000)
+    with pytest.raises(SettingError, match="temperature"):
+        llm.generate("x", temperature=float("nan"))
+    with pytest.raises(FileError, match="no such file"):
+        LLM(tmp_path / "nothing")
+    with pytest.raises(InputError, match="memory_gb"):
+        LLM(path, memory_gb=0.0001)
+    assert llm.generate("x", seed=1, max_tokens=1).stats.new_tokens == 1
