@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, pre_tokenizers, decoders
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.artifact.container import Artifact
 from headrace.artifact.convert import convert
@@ -68,7 +68,9 @@ def state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float
     """Random weights under their Hugging Face names."""
     rng = np.random.default_rng(seed)
     hidden, ffn = settings["hidden_size"], settings["intermediate_size"]
-    dim, heads, kv = (settings[k] for k in ("head_dim", "num_attention_heads", "num_key_value_heads"))
+    dim, heads, kv = (
+        settings[k] for k in ("head_dim", "num_attention_heads", "num_key_value_heads")
+    )
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -98,11 +100,14 @@ def state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float
     return out
 
 
-def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], dtypes: dict[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: dict[str, NDArray[Any]], dtypes: dict[str, str] | None = None
+) -> None:
     """A safetensors file of float32 (or the named types)."""
     names = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint16": "BF16"}
     specs = [
-        TensorSpec(n, (dtypes or {}).get(n, names[str(a.dtype)]), a.shape) for n, a in tensors.items()
+        TensorSpec(n, (dtypes or {}).get(n, names[str(a.dtype)]), a.shape)
+        for n, a in tensors.items()
     ]
     with path.open("wb") as file:
         writer = TensorFileWriter(file, specs)
@@ -132,7 +137,9 @@ def write_checkpoint(path: Path, name: str, seed: int = 0, **changes: Any) -> Pa
     return path
 
 
-def make(path: Path, name: str = "llama", options: ConvertOptions | None = None, **changes: Any) -> Artifact:
+def make(
+    path: Path, name: str = "llama", options: ConvertOptions | None = None, **changes: Any
+) -> Artifact:
     """A converted artifact of a variant at `path`."""
     checkpoint = write_checkpoint(path.with_name(path.name + "-source"), name, **changes)
     return convert(checkpoint, path, options)

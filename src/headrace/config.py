@@ -29,7 +29,9 @@ class Settings:
     kernels: str | None = _setting(
         None, "kernel tier: auto, avx512, avx2, neon, portable or reference"
     )
-    threads: int | None = _setting(None, "threads of the native kernels; every usable processor by default")
+    threads: int | None = _setting(
+        None, "threads of the native kernels; every usable processor by default"
+    )
     index: str = _setting("https://pypi.org/simple", "package index that `pull` asks for wheels")
 
 
@@ -44,7 +46,9 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     for name in env:
         if name.startswith(PREFIX) and name not in known and name not in _TEST_NAMES:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise SettingError(f"environment variable {name} is not known", hint=f"did you mean {near[0]}?")
+            raise SettingError(
+                f"environment variable {name} is not known", hint=f"did you mean {near[0]}?"
+            )
     given = {known[n]: v for n, v in env.items() if n in known and v != ""}
     return Settings(**{name: _parse(name, value) for name, value in _with_home(given).items()})
 

@@ -3,6 +3,7 @@
 #define HEADRACE_TIER_NAME "avx512"
 #define HEADRACE_PROJECT project_avx512
 
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12's own headers
 #include <immintrin.h>
 
 #include "project.h"

@@ -113,6 +113,7 @@ void dot(const uint8_t* codes, const int16_t* scales, const Shape& s, int blocks
   for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = _mm256_setzero_si256();
   for (int b = 0; b < s.blocks; ++b, codes += kBytes, x += M) {
     __m256i sums[M][2];
+    if (M <= 2) prefetch_codes<kBytes>(codes);
     if (Kind == Codes::kPacked4) block_sums_4<M>(codes, x, sums);
     if (Kind == Codes::kOpen4) block_sums_open<M>(codes, x, false, sums);
     if (Kind == Codes::kEight) block_sums_8<M>(codes, x, sums);

@@ -30,11 +30,13 @@ inline void block_sums(const uint8_t* codes, const Block* x, __m512i* sums) {
 template <Codes Kind, int M>
 void dot(const uint8_t* codes, const int16_t* scales, const Shape& s, int blocks_per_group, const Block* x,
          int32_t* out) {
+  constexpr int kBytes = Kind == Codes::kPacked4 ? 256 : 512;
   const __m512i shift = _mm512_set1_epi32(s.dot_shift);
   __m512i acc[M];
   for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_si512();
-  for (int b = 0; b < s.blocks; ++b, codes += (Kind == Codes::kPacked4 ? 256 : 512), x += M) {
+  for (int b = 0; b < s.blocks; ++b, codes += kBytes, x += M) {
     __m512i sums[M];
+    if (M <= 4) prefetch_codes<kBytes>(codes);
     block_sums<Kind, M>(codes, x, sums);
     const __m512i scale = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)scales));
     if (blocks_per_group == 1 || (b & 1)) scales += kTile;

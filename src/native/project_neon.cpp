@@ -66,12 +66,14 @@ inline int16x4_t narrow(int32x4_t sum) {
 template <Codes Kind, int M>
 void dot(const uint8_t* codes, const int16_t* scales, const Shape& s, int blocks_per_group, const Block* x,
          int32_t* out) {
+  constexpr int kBytes = Kind == Codes::kPacked4 ? 256 : 512;
   const int32x4_t shift = vdupq_n_s32(-s.dot_shift);
   int32x4_t acc[M][kQuads];
   for (int m = 0; m < M; ++m)
     for (int q = 0; q < kQuads; ++q) acc[m][q] = vdupq_n_s32(0);
-  for (int b = 0; b < s.blocks; ++b, codes += (Kind == Codes::kPacked4 ? 256 : 512), x += M) {
+  for (int b = 0; b < s.blocks; ++b, codes += kBytes, x += M) {
     int32x4_t sums[M][kQuads];
+    if (M <= 2) prefetch_codes<kBytes>(codes);
     block_sums<Kind, M>(codes, x, sums);
     const int16x8_t scale[2] = {vld1q_s16(scales), vld1q_s16(scales + 8)};
     if (blocks_per_group == 1 || (b & 1)) scales += kTile;

@@ -39,7 +39,12 @@ def strings(values: list[str]) -> bytes:
 
 def info(name: str, dims: list[int], kind: int, offset: int, num_dims: int | None = None) -> bytes:
     count = len(dims) if num_dims is None else num_dims
-    return text(name) + struct.pack("<I", count) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
+    return (
+        text(name)
+        + struct.pack("<I", count)
+        + struct.pack(f"<{len(dims)}Q", *dims)
+        + struct.pack("<IQ", kind, offset)
+    )
 
 
 def build(
@@ -70,7 +75,9 @@ def pack_tensors(tensors: list[tuple[str, list[int], int, bytes]]) -> tuple[list
     return infos, data
 
 
-def llama_keys(settings: dict[str, Any], tokens: list[str], arch: str = "llama") -> list[tuple[str, bytes]]:
+def llama_keys(
+    settings: dict[str, Any], tokens: list[str], arch: str = "llama"
+) -> list[tuple[str, bytes]]:
     """Metadata of a model with the sizes of a tests/tiny.py configuration."""
     return [
         ("general.architecture", string(arch)),
@@ -87,7 +94,10 @@ def llama_keys(settings: dict[str, Any], tokens: list[str], arch: str = "llama")
         ("tokenizer.ggml.model", string("gpt2")),
         ("tokenizer.ggml.pre", string("smollm")),
         ("tokenizer.ggml.tokens", strings(tokens)),
-        ("tokenizer.ggml.token_type", array(5, len(tokens), struct.pack(f"<{len(tokens)}i", *_types(tokens)))),
+        (
+            "tokenizer.ggml.token_type",
+            array(5, len(tokens), struct.pack(f"<{len(tokens)}i", *_types(tokens))),
+        ),
         ("tokenizer.ggml.merges", strings([])),
         ("tokenizer.ggml.eos_token_id", u32(258)),
         ("tokenizer.ggml.bos_token_id", u32(256)),

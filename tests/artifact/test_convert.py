@@ -29,8 +29,17 @@ from models.weights import dequantized
 Float = NDArray[np.float64]
 
 # A K-quant row is a multiple of 256 elements.
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
-TOKENS = [*sorted(tiny.pre_tokenizers.ByteLevel.alphabet()), *tiny.SPECIAL, *(f"[unused{i}]" for i in range(13))]
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+TOKENS = [
+    *sorted(tiny.pre_tokenizers.ByteLevel.alphabet()),
+    *tiny.SPECIAL,
+    *(f"[unused{i}]" for i in range(13)),
+]
 
 # Largest difference of a weight between the source's own dequantised values and the artifact's, as a share
 # of the row's largest magnitude. Codes are kept, so all but Q6_K lose only the rounding of 15-bit scales.
@@ -40,7 +49,9 @@ BOUNDS = {
 }  # fmt: skip
 
 
-def gguf_file(path: Path, kind: str, settings: dict[str, Any], **extra: bytes) -> tuple[Path, dict[str, Float]]:
+def gguf_file(
+    path: Path, kind: str, settings: dict[str, Any], **extra: bytes
+) -> tuple[Path, dict[str, Float]]:
     """A llama GGUF of random weights in one tensor type, and the values that it stands for."""
     names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -75,7 +86,9 @@ def expected(values: dict[str, Float], settings: dict[str, Any], layer: int) -> 
         "embed": values["token_embd.weight"],
         f"layers.{layer}.qkv": np.concatenate([q, k, values[f"{at}.attn_v.weight"]]),
         f"layers.{layer}.out": values[f"{at}.attn_output.weight"],
-        f"layers.{layer}.gate_up": np.concatenate([values[f"{at}.ffn_{p}.weight"] for p in ("gate", "up")]),
+        f"layers.{layer}.gate_up": np.concatenate(
+            [values[f"{at}.ffn_{p}.weight"] for p in ("gate", "up")]
+        ),
         f"layers.{layer}.down": values[f"{at}.ffn_down.weight"],
     }
 
@@ -119,7 +132,11 @@ def k_quant_file(path: Path, kind: str, settings: dict[str, Any]) -> tuple[Path,
             continue
         raw = rng.integers(0, 256, (array.shape[0], array.shape[1] // 256, size), np.uint8)
         for at in halves:
-            raw[..., at : at + 2] = (0.001 + 0.001 * rng.random(raw.shape[:2])).astype(np.float16)[..., None].view(np.uint8)
+            raw[..., at : at + 2] = (
+                (0.001 + 0.001 * rng.random(raw.shape[:2]))
+                .astype(np.float16)[..., None]
+                .view(np.uint8)
+            )
         values[name] = dequantize(raw.reshape(len(raw), -1), quant).astype(np.float64)
         tensors.append((name, list(reversed(array.shape)), int(quant), raw.tobytes()))
     infos, data = g.pack_tensors(tensors)
@@ -135,13 +152,17 @@ def test_k_quants_keep_their_codes(tmp_path: Path, kind: str) -> None:
     worst = difference(artifact, expected(values, settings, 0))
     print(f"{kind}: largest difference {worst:.2e} of the row's largest weight")
     assert worst < 2e-4
-    assert artifact.manifest.tensors["layers.0.out"]["format"] == {"Q4_K": "q4m", "Q5_K": "q8m"}[kind]
+    assert (
+        artifact.manifest.tensors["layers.0.out"]["format"] == {"Q4_K": "q4m", "Q5_K": "q8m"}[kind]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "bits", "group", "bound"), [
     ("F32", 4, 32, 0.07), ("F32", 8, 64, 0.0045), ("F16", 4, 64, 0.07), ("BF16", 8, 32, 0.0045),
 ])  # fmt: skip
-def test_safetensors_are_quantised_on_the_way(tmp_path: Path, dtype: str, bits: int, group: int, bound: float) -> None:
+def test_safetensors_are_quantised_on_the_way(
+    tmp_path: Path, dtype: str, bits: int, group: int, bound: float
+) -> None:
     settings = tiny.config("llama")
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
     arrays = {}
@@ -156,12 +177,18 @@ def test_safetensors_are_quantised_on_the_way(tmp_path: Path, dtype: str, bits: 
     assert artifact.manifest.tensors["layers.0.out"] == {
         "format": "q4m" if bits == 4 else "q8", "shape": [64, 128], "group": group,
     }  # fmt: skip
-    wide = {k: (v.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else v for k, v in arrays.items()}
+    wide = {
+        k: (v.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else v
+        for k, v in arrays.items()
+    }
     wanted = {"layers.0.out": wide["model.layers.0.self_attn.o_proj.weight"].astype(np.float64)}
     worst = difference(artifact, wanted)
     print(f"{dtype} to {bits} bits in groups of {group}: largest difference {worst:.2e}")
     assert worst < bound
-    assert difference(artifact, {"embed": wide["model.embed_tokens.weight"].astype(np.float64)}) < 0.0045
+    assert (
+        difference(artifact, {"embed": wide["model.embed_tokens.weight"].astype(np.float64)})
+        < 0.0045
+    )
 
 
 def mlx_checkpoint(path: Path, bits: int, group: int, embed_bits: int) -> dict[str, Float]:
@@ -169,7 +196,9 @@ def mlx_checkpoint(path: Path, bits: int, group: int, embed_bits: int) -> dict[s
     settings = tiny.config("llama")
     per_module = {"model.embed_tokens": {"bits": embed_bits, "group_size": group}}
     settings["quantization"] = {"bits": bits, "group_size": group, **per_module}
-    tiny.write_checkpoint(path, "llama", quantization=settings["quantization"], intermediate_size=128)
+    tiny.write_checkpoint(
+        path, "llama", quantization=settings["quantization"], intermediate_size=128
+    )
     rng = np.random.default_rng(4)
     arrays: dict[str, NDArray[Any]] = {}
     values = {}
@@ -186,7 +215,9 @@ def mlx_checkpoint(path: Path, bits: int, group: int, embed_bits: int) -> dict[s
         base = name.removesuffix(".weight")
         arrays[name] = np.bitwise_or.reduce(words, axis=-1)
         arrays[f"{base}.scales"], arrays[f"{base}.biases"] = scales, biases
-        values[base] = np.repeat(scales, group, 1).astype(np.float64) * codes + np.repeat(biases, group, 1)
+        values[base] = np.repeat(scales, group, 1).astype(np.float64) * codes + np.repeat(
+            biases, group, 1
+        )
     tiny.write_tensors(path / "model.safetensors", arrays)
     return values
 
@@ -195,8 +226,18 @@ def mlx_checkpoint(path: Path, bits: int, group: int, embed_bits: int) -> dict[s
 def test_mlx_codes_are_kept(tmp_path: Path, bits: int, group: int) -> None:
     values = mlx_checkpoint(tmp_path / "src", bits, group, 8)
     artifact = convert(tmp_path / "src", tmp_path / "out")
-    assert artifact.manifest.tensors["embed"] == {"format": "q8m", "shape": [272, 64], "group": group}
-    worst = difference(artifact, {"layers.1.down": values["model.layers.1.mlp.down_proj"], "embed": values["model.embed_tokens"]})
+    assert artifact.manifest.tensors["embed"] == {
+        "format": "q8m",
+        "shape": [272, 64],
+        "group": group,
+    }
+    worst = difference(
+        artifact,
+        {
+            "layers.1.down": values["model.layers.1.mlp.down_proj"],
+            "embed": values["model.embed_tokens"],
+        },
+    )
     print(f"MLX {bits} bits in groups of {group}: largest difference {worst:.2e}")
     assert worst < 1e-4
 
@@ -205,7 +246,9 @@ def tree(path: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in sorted(path.iterdir())}
 
 
-def test_converting_twice_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converting_twice_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "qwen3")
     first = convert(source, tmp_path / "a")
     monkeypatch.setattr("headrace.artifact.convert.SLICE_ELEMENTS", 1 << 11)  # other slices
@@ -225,13 +268,20 @@ def test_large_models_are_split_into_files(tmp_path: Path, monkeypatch: pytest.M
 
 def test_progress_counts_every_row(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    convert(tiny.write_checkpoint(tmp_path / "src", "llama"), tmp_path / "out", None, lambda d, t: seen.append((d, t)))
+    convert(
+        tiny.write_checkpoint(tmp_path / "src", "llama"),
+        tmp_path / "out",
+        None,
+        lambda d, t: seen.append((d, t)),
+    )
     assert seen[-1][0] == seen[-1][1] > 0
     assert [d for d, _ in seen] == sorted(d for d, _ in seen)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_conversion_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_interrupted_conversion_leaves_what_was_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
     convert(source, tmp_path / "out")
     before = tree(tmp_path / "out")
@@ -256,7 +306,9 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_a_full_disk_is_refused_first_and_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_first_and_says_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(container.shutil, "disk_usage", lambda path: usage)
@@ -307,7 +359,9 @@ def test_an_active_sliding_window_is_refused(tmp_path: Path) -> None:
 
 def test_a_tensor_that_nobody_consumes_is_refused(tmp_path: Path) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
-    arrays = tiny.state(tiny.config("llama")) | {"model.layers.0.self_attn.q_proj.bias": np.ones(128, np.float32)}
+    arrays = tiny.state(tiny.config("llama")) | {
+        "model.layers.0.self_attn.q_proj.bias": np.ones(128, np.float32)
+    }
     tiny.write_tensors(source / "model.safetensors", arrays)
     with pytest.raises(InputError, match=r"q_proj\.bias"):
         convert(source, tmp_path / "out")
@@ -324,7 +378,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, bad: float) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["../evil.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin"])
+@pytest.mark.parametrize(
+    "name", ["../evil.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin"]
+)
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
     index = {"weight_map": {"model.norm.weight": name}}
@@ -335,7 +391,9 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None
 
 def test_an_unknown_gguf_key_or_architecture_is_refused(tmp_path: Path) -> None:
     settings = tiny.config("llama", **WIDE)
-    path, _ = gguf_file(tmp_path / "m.gguf", "Q8_0", settings, **{"llama.attention.clever": g.u32(1)})
+    path, _ = gguf_file(
+        tmp_path / "m.gguf", "Q8_0", settings, **{"llama.attention.clever": g.u32(1)}
+    )
     with pytest.raises(UnsupportedError, match=r"llama\.attention\.clever"):
         convert(path, tmp_path / "out")
     infos, data = g.pack_tensors([("a", [32], 0, struct.pack("<32f", *range(32)))])

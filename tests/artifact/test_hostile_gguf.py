@@ -105,9 +105,17 @@ def test_the_good_file_is_read(tmp_path: Path) -> None:
     assert file.tensors["b"].data.tolist() == [list(range(32))] * 2
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(good()) - 1), st.integers(0, 255)), min_size=1, max_size=8))
-def test_any_flipped_bytes_are_read_or_refused(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(good()) - 1), st.integers(0, 255)), min_size=1, max_size=8
+    )
+)
+def test_any_flipped_bytes_are_read_or_refused(
+    tmp_path: Path, flips: list[tuple[int, int]]
+) -> None:
     raw = bytearray(good())
     for at, byte in flips:
         raw[at] = byte
@@ -122,7 +130,10 @@ def test_any_flipped_bytes_are_read_or_refused(tmp_path: Path, flips: list[tuple
 def split(tmp_path: Path, numbers: list[int], count: int = 2) -> Path:
     for i, number in enumerate(numbers):
         infos, data = g.pack_tensors([(f"t{i}", [32], 0, ROW)])
-        keys = [("split.no", g.value(2, struct.pack("<H", number))), ("split.count", g.value(2, struct.pack("<H", count)))]
+        keys = [
+            ("split.no", g.value(2, struct.pack("<H", number))),
+            ("split.count", g.value(2, struct.pack("<H", count))),
+        ]
         (tmp_path / f"m-{i + 1:05d}-of-{count:05d}.gguf").write_bytes(g.build(keys, infos, data))
     return tmp_path / f"m-00001-of-{count:05d}.gguf"
 

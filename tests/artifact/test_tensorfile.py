@@ -67,14 +67,18 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5, dtype=np.int16)}
     save_file(arrays, tmp_path / "x.safetensors", metadata={"format": "np"})
     got = read_tensors(tmp_path / "x.safetensors")
-    assert {k: v.data.tolist() for k, v in got.items()} == {k: v.tolist() for k, v in arrays.items()}
+    assert {k: v.data.tolist() for k, v in got.items()} == {
+        k: v.tolist() for k, v in arrays.items()
+    }
 
 
 def test_the_library_reads_what_is_written_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     a = np.arange(12, dtype=np.int32).reshape(4, 3)
     with path.open("wb") as file:
-        writer = TensorFileWriter(file, [TensorSpec("a", "I32", (4, 3)), TensorSpec("b", "U8", (3,))])
+        writer = TensorFileWriter(
+            file, [TensorSpec("a", "I32", (4, 3)), TensorSpec("b", "U8", (3,))]
+        )
         writer.write("b", np.array([7, 8, 9], np.uint8))
         writer.write("a", a[2:], skip=24)
         writer.write("a", a[:2])
@@ -83,7 +87,9 @@ def test_the_library_reads_what_is_written_in_pieces(tmp_path: Path) -> None:
     assert got["b"].tolist() == [7, 8, 9]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny
-from shell import Shell
 
+import tiny
 from headrace.artifact.container import Artifact
+from shell import Shell
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from shell import Shell
 
 PROMPT = b">>> "

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from shell import Shell
 
 from headrace.llm import LLM
+from shell import Shell
 
 GREEDY = ("--greedy", "--max-tokens", "12")
 

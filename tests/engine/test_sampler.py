@@ -104,11 +104,23 @@ def test_a_pick_depends_on_seed_and_position_alone() -> None:
     st.integers(0, 2**64 - 1),
 )
 def test_any_logits_and_parameters_give_a_token(
-    values: list[int], t: float, top_p: float, top_k: int, min_p: float, rep: float, pres: float, seed: int
+    values: list[int],
+    t: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    rep: float,
+    pres: float,
+    seed: int,
 ) -> None:
     array = np.array(values, dtype=np.int32)
     params = SamplingParams(
-        temperature=t, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=rep, presence_penalty=pres
+        temperature=t,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=rep,
+        presence_penalty=pres,
     )
     s = Sampler(params, seed, len(values), 16)
     s.observe([0])

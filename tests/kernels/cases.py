@@ -20,7 +20,9 @@ def painted(count: int, low: int, high: int, start: int = 0) -> Int:
     return low + (index * index * 7 + index * 13 + 5) % 251 * (high - low) // 250
 
 
-def weight(n: int, k: int, bits: int, group: int, mins: bool, fill: str = "painted", seed: int = 0) -> PackedWeight:
+def weight(
+    n: int, k: int, bits: int, group: int, mins: bool, fill: str = "painted", seed: int = 0
+) -> PackedWeight:
     """A packed weight made of codes and scales directly, so that every limit can be reached.
 
     fill: "painted", "random", "high" or "low" (all codes and scales at a limit), "zero".
@@ -39,7 +41,9 @@ def weight(n: int, k: int, bits: int, group: int, mins: bool, fill: str = "paint
         return painted(count, low, high, seed).reshape(shape)
 
     codes = draw((n, k), 0, top).astype(np.uint8)
-    rows = AffineRows(np.ones((n, groups)), codes, np.zeros((n, groups)) if mins else None, bits, group)
+    rows = AffineRows(
+        np.ones((n, groups)), codes, np.zeros((n, groups)) if mins else None, bits, group
+    )
     order = pack(rows)
     scales = draw((n, groups), -32767, 32767)
     minimums = draw((n, groups), -32767, 32767) if mins else None
@@ -47,7 +51,14 @@ def weight(n: int, k: int, bits: int, group: int, mins: bool, fill: str = "paint
 
 
 def _with(
-    order: PackedRows, n: int, k: int, bits: int, group: int, scales: Int, mins: Int | None, draw: Any
+    order: PackedRows,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    scales: Int,
+    mins: Int | None,
+    draw: Any,
 ) -> PackedWeight:
     tiles = order.codes.shape[0]
     extra = ((0, tiles * 16 - n), (0, 0))
@@ -81,7 +92,9 @@ class Activation:
         self.codes = np.stack([b.codes for b in blocks]).astype(np.int8)
         self.scales = np.stack([b.scales for b in blocks]).astype(np.int16)
         self.sums = np.stack([b.sums() for b in blocks]).astype(np.int16)
-        self.rounded = np.stack([ops.shift_round(b.scales * b.sums(), 13) for b in blocks]).astype(np.int16)
+        self.rounded = np.stack([ops.shift_round(b.scales * b.sums(), 13) for b in blocks]).astype(
+            np.int16
+        )
         self.exponent = np.array([b.exponent for b in blocks], np.int32)
 
     def arrays(self) -> tuple[NDArray[Any], ...]:

@@ -39,7 +39,9 @@ def operands(w: PackedWeight) -> dict[str, Any]:
     return {f: getattr(w, f) for f in ("codes", "scales", "mins", "row", "n", "k", "bits", "group")}
 
 
-def project(tier: str, w: PackedWeight, x: cases.Activation, bias: Any, y: NDArray[np.int32], cut: int) -> int:
+def project(
+    tier: str, w: PackedWeight, x: cases.Activation, bias: Any, y: NDArray[np.int32], cut: int
+) -> int:
     """Run in two ranges of tiles, so that an offset into a range shows."""
     tiles = w.codes.shape[0]
     names = ("x_codes", "x_scales", "x_sums", "x_rounded", "x_exponent")
@@ -62,7 +64,8 @@ def expect_project(tier: str, w: PackedWeight, x: cases.Activation, with_bias: b
     logical = unpack(w)
     wide = None if bias is None else bias.astype(np.int64)
     wanted = [
-        ops.project(b, logical, F, wide, s.astype(np.int64)) for b, s in zip(x.blocks, start, strict=True)
+        ops.project(b, logical, F, wide, s.astype(np.int64))
+        for b, s in zip(x.blocks, start, strict=True)
     ]
     assert np.array_equal(y[:, : w.n], np.stack([r.values for r in wanted]))
     assert (y[:, w.n :] == 77).all()
@@ -81,7 +84,11 @@ def test_projection_at_structural_edges(tier: str, n: int, k: int, bits: int, mi
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 7, 8, 11, 12, 13, 16, 17, 24, 25, 33, 64])
 def test_projection_of_any_number_of_vectors(tier: str, m: int) -> None:
     for bits, mins in ((4, True), (8, False)):
-        expect_project(tier, cases.weight(32, 160, bits, 32, mins, "random", m), cases.activation(m, 160, "random", m))
+        expect_project(
+            tier,
+            cases.weight(32, 160, bits, 32, mins, "random", m),
+            cases.activation(m, 160, "random", m),
+        )
 
 
 @pytest.mark.parametrize("fill", ["high", "low", "zero", "random"])
@@ -102,7 +109,9 @@ def test_projection_at_the_limits(tier: str, fill: str, x_fill: str) -> None:
     mins=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_projection_of_random_operands(n: int, blocks: int, m: int, bits: int, mins: bool, seed: int) -> None:
+def test_projection_of_random_operands(
+    n: int, blocks: int, m: int, bits: int, mins: bool, seed: int
+) -> None:
     w = cases.weight(n, 32 * blocks, bits, 32, mins, "random", seed)
     x = cases.activation(m, 32 * blocks, "random", seed)
     for name in NATIVE_TIERS:
@@ -133,7 +142,10 @@ def test_quantize_every_width(tier: str, width: int) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=32, max_size=32), st.lists(INT32, min_size=32, max_size=32))
+@given(
+    st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=32, max_size=32),
+    st.lists(INT32, min_size=32, max_size=32),
+)
 def test_quantize_anything(first: list[int], second: list[int]) -> None:
     for name in NATIVE_TIERS:
         if not unavailable()[name]:
@@ -147,7 +159,9 @@ def expect_norm(tier: str, x: NDArray[np.int64], eps: str) -> None:
     values, exponent = ops.rms_norm(x, gain, -22, numbers.epsilon(eps), F)
     wanted = cases.Activation([ops.quantize(values, exponent)])
     out = cases.Activation.blank(k)
-    native().op_norm(tier, x.astype(np.int32), gain.astype(np.int32), -22, numbers.epsilon(eps), F, *out)
+    native().op_norm(
+        tier, x.astype(np.int32), gain.astype(np.int32), -22, numbers.epsilon(eps), F, *out
+    )
     for got, array in zip(out, wanted.arrays(), strict=True):
         assert np.array_equal(got, array.reshape(-1))
     head = x.astype(np.int32)
@@ -215,7 +229,9 @@ def test_landing_and_attention(tier: str, head_dim: int, peak: int) -> None:
     assert np.array_equal(tiles, tiles_of(count, head_dim, peak, None))
     views = [TileView(t, head_dim) for t in tiles]
     keys, values = (
-        ops.Keys(*(np.concatenate(f) for f in zip(*(getattr(v, side)() for v in views), strict=True)))
+        ops.Keys(
+            *(np.concatenate(f) for f in zip(*(getattr(v, side)() for v in views), strict=True))
+        )
         for side in ("keys", "values")
     )
     visible = np.array([1, 2, 15, 16, 17, 64, 70], np.int32)
@@ -226,7 +242,9 @@ def test_landing_and_attention(tier: str, head_dim: int, peak: int) -> None:
             tier, tiles, q.astype(np.int32), visible, numbers.attention_scale(head_dim), F, out
         )
         wanted = [
-            ops.attend(q[i], ops.Keys(*(f[:v] for f in keys)), ops.Keys(*(f[:v] for f in values)), F)
+            ops.attend(
+                q[i], ops.Keys(*(f[:v] for f in keys)), ops.Keys(*(f[:v] for f in values)), F
+            )
             for i, v in enumerate(visible)
         ]
         assert np.array_equal(out, np.stack([w.values for w in wanted]))
@@ -248,9 +266,17 @@ def test_attention_over_many_equal_keys(tier: str) -> None:
     q = np.full((1, head_dim), 2**16, np.int64)
     out = np.zeros((1, head_dim), np.int32)
     native().op_attend(
-        tier, many, q.astype(np.int32), np.array([count], np.int32), numbers.attention_scale(head_dim), F, out
+        tier,
+        many,
+        q.astype(np.int32),
+        np.array([count], np.int32),
+        numbers.attention_scale(head_dim),
+        F,
+        out,
     )
-    field = ops.Keys(*(np.tile(f, (count // 16, 1)) if f.ndim == 2 else np.tile(f, count // 16) for f in view.keys()))
+    field = ops.Keys(
+        *(np.tile(f, (count // 16, 1)) if f.ndim == 2 else np.tile(f, count // 16) for f in view)
+    )
     assert np.array_equal(out[0], ops.attend(q[0], field, field, F).values)
 
 
@@ -259,18 +285,24 @@ def test_silu(tier: str, fraction_bits: int) -> None:
     table = numbers.sigmoid_table()
     edges = [0, 1, -1, 16, -16, 2**31 - 1, -(2**31) + 1]
     near = [(s * 16 << fraction_bits) + d for s in (-1, 1) for d in (-1, 0, 1)]
-    gate = np.concatenate([np.array(edges + near, np.int64), cases.painted(160 - 13, -(2**21), 2**21)])
+    gate = np.concatenate(
+        [np.array(edges + near, np.int64), cases.painted(160 - 13, -(2**21), 2**21)]
+    )
     for up_peak in (1, 2**16, 2**31 - 1):
         up = cases.painted(160, -up_peak, up_peak)
         product = ops.silu_mul(gate, up, table, fraction_bits)
         wanted = cases.Activation([ops.quantize(product, -2 * fraction_bits)])
         out = cases.Activation.blank(160)
-        native().op_silu_mul(tier, gate.astype(np.int32), up.astype(np.int32), table, fraction_bits, *out)
+        native().op_silu_mul(
+            tier, gate.astype(np.int32), up.astype(np.int32), table, fraction_bits, *out
+        )
         for got, array in zip(out, wanted.arrays(), strict=True):
             assert np.array_equal(got, array.reshape(-1))
 
 
-@pytest.mark.parametrize(("bits", "mins", "group"), [(4, True, 32), (8, False, 32), (8, True, 64), (4, False, 64)])
+@pytest.mark.parametrize(
+    ("bits", "mins", "group"), [(4, True, 32), (8, False, 32), (8, True, 64), (4, False, 64)]
+)
 def test_embedding(tier: str, bits: int, mins: bool, group: int) -> None:
     w = cases.weight(37, 192, bits, group, mins, "random", 5)
     for row in (0, 15, 16, 36):

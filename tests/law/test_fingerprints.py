@@ -39,7 +39,9 @@ def test_tiny_models(tiny_artifact: Callable[[str], Artifact], name: str, tier: 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_default_model(default_model: Path, tier: str, threads: int) -> None:
     if tier == "reference":
-        pytest.skip("tier reference: a minute of NumPy; tests/law/test_real.py compares it on a short prompt")
+        pytest.skip(
+            "tier reference: a minute of NumPy; tests/law/test_real.py compares it on a short prompt"
+        )
     if tier == "portable" and threads != 2:
         pytest.skip("tier portable: slow; two threads stand for all")
     artifact = open_artifact(default_model)

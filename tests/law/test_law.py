@@ -119,7 +119,9 @@ def test_nothing_else_changes_the_outcome(
     assert got.kv == wanted.kv
 
 
-def test_a_seed_of_zero_is_a_seed_and_none_is_drawn(tiny_artifact: Callable[[str], Artifact]) -> None:
+def test_a_seed_of_zero_is_a_seed_and_none_is_drawn(
+    tiny_artifact: Callable[[str], Artifact],
+) -> None:
     with Engine(tiny_artifact("llama"), max_context=256) as engine:
 
         def run(seed: int | None) -> tuple[tuple[int, ...], int]:

@@ -75,6 +75,10 @@ def _landed(engine: Engine, sequence: object, count: int) -> bytes:
 def _landed_bytes(engine: Engine, kv: bytes, count: int) -> bytes:
     """The bytes of whole tiles that hold landed positions only (a page may hold an earlier owner's bytes)."""
     shape = engine.shape
-    pages = np.frombuffer(kv, np.uint8).reshape(-1, shape.num_layers, shape.num_kv_heads, 4, shape.tile_bytes)
-    by_tile = pages.transpose(0, 3, 1, 2, 4).reshape(-1, shape.num_layers, shape.num_kv_heads, shape.tile_bytes)
+    pages = np.frombuffer(kv, np.uint8).reshape(
+        -1, shape.num_layers, shape.num_kv_heads, 4, shape.tile_bytes
+    )
+    by_tile = pages.transpose(0, 3, 1, 2, 4).reshape(
+        -1, shape.num_layers, shape.num_kv_heads, shape.tile_bytes
+    )
     return by_tile[: count // 16].tobytes()

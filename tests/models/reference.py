@@ -16,12 +16,17 @@ from models.weights import dequantized, gain
 def state_dict(artifact: Artifact) -> dict[str, torch.Tensor]:
     """The artifact's weights under their Hugging Face names."""
     c = DenseConfig.from_json(artifact.manifest.config)
-    out = {"model.embed_tokens.weight": dequantized(artifact, "embed"), "model.norm.weight": gain(artifact, "norm")}
+    out = {
+        "model.embed_tokens.weight": dequantized(artifact, "embed"),
+        "model.norm.weight": gain(artifact, "norm"),
+    }
     out["lm_head.weight"] = dequantized(artifact, "embed" if c.tied else "head")
     for i in range(c.num_layers):
         to, at = f"layers.{i}", f"model.layers.{i}"
         cuts = np.cumsum([c.q_size, c.kv_size])
-        for part, rows in zip("qkv", np.split(dequantized(artifact, f"{to}.qkv"), cuts), strict=True):
+        for part, rows in zip(
+            "qkv", np.split(dequantized(artifact, f"{to}.qkv"), cuts), strict=True
+        ):
             out[f"{at}.self_attn.{part}_proj.weight"] = rows
         if c.qkv_bias:
             bias = artifact.tensors[f"{to}.qkv.bias"] / 2.0**artifact.manifest.fraction_bits
@@ -64,7 +69,7 @@ def quantize_inputs(model: Any) -> Any:
         width = x.shape[-1]
         blocks = torch.nn.functional.pad(x, (0, -width % 32)).unflatten(-1, (-1, 32))
         scale = blocks.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-        return ((blocks / scale).round() * scale).flatten(-2)[..., :width].contiguous(),
+        return (((blocks / scale).round() * scale).flatten(-2)[..., :width].contiguous(),)
 
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: parity with transformers is not tested")
+pytest.importorskip(
+    "torch", reason="torch is not installed: parity with transformers is not tested"
+)
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
@@ -34,7 +36,9 @@ def engine_log_probabilities(artifact: Artifact, tokens: list[int]) -> torch.Ten
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_family_equals_transformers_within_its_band(
-    tiny_artifact: Callable[[str], Artifact], name: str, record_property: Callable[[str, object], None]
+    tiny_artifact: Callable[[str], Artifact],
+    name: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     artifact = tiny_artifact(name)
     model = reference.load(artifact, tiny.config(name))
@@ -46,7 +50,9 @@ def test_family_equals_transformers_within_its_band(
     record_property("kl", kl)
     record_property("band", band)
     print(f"{name}: KL {kl:.6f} (band {band:.6f}), top-1 {top:.3f} (band {band_top:.3f})")
-    assert math.isfinite(kl) and math.isfinite(band) and band > 0
+    assert math.isfinite(kl)
+    assert math.isfinite(band)
+    assert band > 0
     # The engine also rounds queries, keys, values and the router of scales: up to twice the band.
     assert kl < 2 * band
     assert top > band_top - 0.05

@@ -151,7 +151,8 @@ def test_the_real_gguf_equals_its_original(smollm: Library) -> None:
     ours = Tokenizer.from_json(build_tokenizer_json(metadata))
     for text in CORPUS + LOOKALIKES:
         same((ours, smollm), text)
-    assert special_ids(metadata).bos == 1 and special_ids(metadata).eos == (2, 0)
+    assert special_ids(metadata).bos == 1
+    assert special_ids(metadata).eos == (2, 0)
     assert special_ids(metadata).add_bos is False
 
 

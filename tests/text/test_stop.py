@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def expected(stops: list[str], text: str) -> tuple[str, str | None]:
 @settings(max_examples=1000, deadline=None)
 def test_any_cut_gives_the_defined_text(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(c for c in cuts if c <= len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert run(stops, pieces) == expected(stops, text)
 
 
@@ -54,13 +56,15 @@ def test_a_stop_string_across_pieces_does_not_leak() -> None:
         "",
         "",
     ]
-    assert stop.stopped == "</answer>" and stop.flush() == ""
+    assert stop.stopped == "</answer>"
+    assert stop.flush() == ""
 
 
 def test_a_near_miss_is_shown() -> None:
     stop = StopStrings(["STOP"])
     assert [stop.push(p) for p in ["STO", "RE", " ST"]] == ["", "STORE", " "]
-    assert stop.flush() == "ST" and stop.stopped is None
+    assert stop.flush() == "ST"
+    assert stop.stopped is None
 
 
 def test_without_stop_strings_everything_passes() -> None:
@@ -69,4 +73,5 @@ def test_without_stop_strings_everything_passes() -> None:
 
 def test_long_text_takes_linear_time() -> None:
     shown, stopped = run(["a" * 1000 + "b"], ["a" * 100_000])
-    assert shown == "a" * 100_000 and stopped is None
+    assert shown == "a" * 100_000
+    assert stopped is None

@@ -1,7 +1,5 @@
 """Chat templates equal `apply_chat_template`; message content never makes a control token."""
 
-# ruff: noqa: E501  (texts and templates stay on one line)
-
 from __future__ import annotations
 
 import threading

@@ -184,7 +184,8 @@ def with_bos() -> Tokenizer:
 
 def test_bos_is_never_doubled() -> None:
     tokenizer = with_bos()
-    assert tokenizer.bos == 3 and tokenizer.adds_bos
+    assert tokenizer.bos == 3
+    assert tokenizer.adds_bos
     plain = tokenizer.encode("hi")
     assert 3 not in plain
     assert tokenizer.encode_prompt("hi") == [3, *plain]

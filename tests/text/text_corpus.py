@@ -1,7 +1,5 @@
 """Texts on which tokenizers and templates are compared: every kind that is known to go wrong."""
 
-# ruff: noqa: E501  (texts and templates stay on one line)
-
 from __future__ import annotations
 
 CORPUS = [

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.arith import numbers as n
 
 Int = NDArray[np.int64]
+Table = NDArray[np.int32]
 
 
 class Block(NamedTuple):
@@ -28,7 +29,7 @@ class Block(NamedTuple):
 
     def sums(self) -> Int:
         """Sum of each block's codes: [K / 32], within +-4064."""
-        return self.codes.reshape(-1, n.BLOCK).sum(axis=1)
+        return _row_sums(self.codes.reshape(-1, n.BLOCK))
 
 
 class Weight(NamedTuple):
@@ -79,6 +80,11 @@ def saturate(x: Int) -> Saturated:
 
 def bit_length(x: int) -> int:
     return int(x).bit_length()
+
+
+def _row_sums(x: Int) -> Int:
+    sums: Int = x.sum(axis=1)
+    return sums
 
 
 # R2 ---------------------------------------------------------------------------------------------
@@ -133,7 +139,7 @@ def dot(x: Block, codes: Int, scales: Int, bits: int, group: int) -> Int:
     sums = products.sum(axis=2)
     narrow = sums if bits == 4 else (sums + 8) >> 4
     scale = combined_scale(np.repeat(scales, group // n.BLOCK, axis=1), x.scales)
-    return ((narrow * scale) >> n.dot_shift(num_blocks)).sum(axis=1)
+    return _row_sums((narrow * scale) >> n.dot_shift(num_blocks))
 
 
 def min_dot(x: Block, mins: Int, group: int) -> Int:
@@ -143,7 +149,7 @@ def min_dot(x: Block, mins: Int, group: int) -> Int:
     pad = -mins.shape[1] % n.SUPERGROUP
     terms = np.pad(mins * by_group, ((0, 0), (0, pad)))
     supers = terms.reshape(len(mins), -1, n.SUPERGROUP).sum(axis=2)
-    return (supers >> n.min_shift(mins.shape[1])).sum(axis=1)
+    return _row_sums(supers >> n.min_shift(mins.shape[1]))
 
 
 def project(
@@ -203,7 +209,7 @@ def rescale(x: Int, exponent: int, fraction_bits: int) -> Saturated:
 # R6 ---------------------------------------------------------------------------------------------
 
 
-def rotary(low: Int, high: Int, position: int) -> tuple[Int, Int]:
+def rotary(low: Table, high: Table, position: int) -> tuple[Int, Int]:
     """Cosines and sines of a position, Q30, [head_dim / 2] each."""
     lc, ls = np.moveaxis(np.asarray(low[position % n.ROPE_LOW], np.int64), -1, 0)
     hc, hs = np.moveaxis(np.asarray(high[position // n.ROPE_LOW], np.int64), -1, 0)
@@ -284,7 +290,7 @@ def _divide(acc: Int, total: int, exponent: int, fraction_bits: int) -> Saturate
 # R9, R10 ----------------------------------------------------------------------------------------
 
 
-def silu_mul(gate: Int, up: Int, table: Int, fraction_bits: int) -> Int:
+def silu_mul(gate: Int, up: Int, table: Table, fraction_bits: int) -> Int:
     """silu(gate) * up, fixed point with 2 * fraction_bits, |result| < 2^62: [K]."""
     step_bits = fraction_bits - 6
     offset = gate + (n.SIGMOID_RANGE << fraction_bits)
@@ -299,9 +305,8 @@ def silu_mul(gate: Int, up: Int, table: Int, fraction_bits: int) -> Int:
 
 def embed(weight: Weight, row: int, fraction_bits: int) -> Saturated:
     """One row of an embedding in fixed point: [K]."""
-    one = Weight(*(f[row : row + 1] if isinstance(f, np.ndarray) else f for f in weight))
-    value = np.repeat(one.scales, one.group, axis=1) * one.codes
-    if one.mins is not None:
-        value = value + np.repeat(one.mins << one.min_shift[:, None], one.group, axis=1)
-    places = one.exponent[0] + fraction_bits
-    return saturate(shift_round(value[0] * one.mantissa[0], -places))
+    value = np.repeat(weight.scales[row], weight.group) * weight.codes[row]
+    if weight.mins is not None:
+        value = value + np.repeat(weight.mins[row] << weight.min_shift[row], weight.group)
+    places = int(weight.exponent[row]) + fraction_bits
+    return saturate(shift_round(value * weight.mantissa[row], -places))

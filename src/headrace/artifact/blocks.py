@@ -110,7 +110,9 @@ def _q6_k(b: Bytes) -> AffineRows:
     """Groups of 16 do not fit groups of 32, so the values are quantised again, to 8 bits."""
     low = b[..., :128].reshape(*b.shape[:-1], 2, 1, 64)
     nibbles = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*b.shape[:-1], 2, 4, 32)
-    pairs = (b[..., 128:192].reshape(*b.shape[:-1], 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
+    pairs = (
+        b[..., 128:192].reshape(*b.shape[:-1], 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    ) & 3
     codes = (nibbles | (pairs << 4)).astype(np.float64).reshape(*b.shape[:-1], 16, 16) - 32
     scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8) * _half(b, 208)[..., None]
     values = (codes * scales[..., None]).reshape(len(b), -1)

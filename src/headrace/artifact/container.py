@@ -75,7 +75,9 @@ def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
     if path.is_symlink() or not path.is_file():
         raise FileError(path, "open", "is missing or not a plain file")
     if path.stat().st_size != entry.nbytes:
-        raise FileError(path, "size", f"{path.stat().st_size:,} bytes, the manifest says {entry.nbytes:,}")
+        raise FileError(
+            path, "size", f"{path.stat().st_size:,} bytes, the manifest says {entry.nbytes:,}"
+        )
     if verify and file_sha256(path) != entry.sha256:
         raise FileError(path, "sha256", "the bytes are not those that the manifest names")
 
@@ -126,7 +128,9 @@ def _check_weights(path: Path, manifest: Manifest, tensors: Mapping[str, NDArray
                 raise FileError(path, f"tensor {key!r}", "is missing")
             if tensors[key].dtype != _NUMPY[dtype] or tensors[key].shape != shape:
                 raise FileError(
-                    path, f"tensor {key!r}", f"is {tensors[key].dtype}{tensors[key].shape}, not {dtype}{shape}"
+                    path,
+                    f"tensor {key!r}",
+                    f"is {tensors[key].dtype}{tensors[key].shape}, not {dtype}{shape}",
                 )
         _check_rows(path, name, tensors)
     for key, array in tensors.items():
@@ -158,7 +162,9 @@ def building(target: Path, needed_bytes: int) -> Iterator[Path]:
     if free < needed_bytes:
         raise DiskFullError(target, needed_bytes, free)
     _remove_stale(target)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent))
+    work = Path(
+        tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent)
+    )
     try:
         yield work
         _publish(work, target)

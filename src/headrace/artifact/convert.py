@@ -73,7 +73,11 @@ def convert(
     except OverflowError as error:
         raise FileError(source, "tensors", str(error)) from None
     files = _files(plan)
-    needed = sum(spec.nbytes for specs in files for spec in specs) + len(opened.tokenizer_json) + (1 << 20)
+    needed = (
+        sum(spec.nbytes for specs in files for spec in specs)
+        + len(opened.tokenizer_json)
+        + (1 << 20)
+    )
     with building(target, needed) as work:
         _write_tensors(work, files, plan, progress or (lambda done, total: None))
         (work / TOKENIZER_NAME).write_bytes(opened.tokenizer_json)
@@ -121,7 +125,8 @@ class _Planner:
         self._weight(f"{to}.out", out)
         self._gain(f"{to}.mlp_norm", names.mlp_norm.format(i=i), c.hidden_size)
         halves = [
-            padded(self._part(n.format(i=i), c.ffn_size, c.hidden_size), c.ffn_rows) for n in names.gate_up
+            padded(self._part(n.format(i=i), c.ffn_size, c.hidden_size), c.ffn_rows)
+            for n in names.gate_up
         ]
         self._weight(f"{to}.gate_up", joined(f"{to}.gate_up", halves))
         self._weight(f"{to}.down", self._part(names.down.format(i=i), c.hidden_size, c.ffn_size))
@@ -132,7 +137,9 @@ class _Planner:
     def _qkv(self, i: int) -> None:
         c, names = self._config, [n.format(i=i) for n in self._source.names.qkv]
         heads = (c.num_heads, c.num_kv_heads, c.num_kv_heads)
-        parts = [self._part(n, h * c.head_dim, c.hidden_size) for n, h in zip(names, heads, strict=True)]
+        parts = [
+            self._part(n, h * c.head_dim, c.hidden_size) for n, h in zip(names, heads, strict=True)
+        ]
         orders = [self._order(h) for h in heads[:2]]
         if self._source.interleaved:
             parts[:2] = [permuted(p, o) for p, o in zip(parts, orders, strict=False)]
@@ -153,7 +160,9 @@ class _Planner:
         self._used.add(f"{name}.weight")
         if (part.n, part.columns) != (n, k):
             raise FileError(
-                self._source.path, f"tensor {name!r}", f"is [{part.n}, {part.columns}], not [{n}, {k}]"
+                self._source.path,
+                f"tensor {name!r}",
+                f"is [{part.n}, {part.columns}], not [{n}, {k}]",
             )
         return part
 
@@ -164,7 +173,9 @@ class _Planner:
         values = self._source.tensors.vector(full_name)
         self._used.add(full_name)
         if len(values) != size:
-            raise FileError(self._source.path, f"tensor {full_name!r}", f"has {len(values)} values, not {size}")
+            raise FileError(
+                self._source.path, f"tensor {full_name!r}", f"has {len(values)} values, not {size}"
+            )
         return values
 
     def _gain(self, name: str, source_name: str, size: int) -> None:
@@ -181,7 +192,9 @@ class _Planner:
 
     def _refuse_unused(self) -> None:
         ignored = {
-            n.format(i=i) for n in self._source.names.ignored for i in range(self._config.num_layers)
+            n.format(i=i)
+            for n in self._source.names.ignored
+            for i in range(self._config.num_layers)
         }
         left = sorted(self._source.tensors.names() - self._used - ignored)
         if left:
@@ -206,7 +219,9 @@ def _files(plan: Plan) -> list[list[TensorSpec]]:
     return files
 
 
-def _write_tensors(work: Path, files: list[list[TensorSpec]], plan: Plan, progress: Progress) -> None:
+def _write_tensors(
+    work: Path, files: list[list[TensorSpec]], plan: Plan, progress: Progress
+) -> None:
     total = sum(part.n for part in plan.weights.values())
     done = 0
     with contextlib.ExitStack() as stack:
@@ -242,7 +257,8 @@ def _write_weight(where: dict[str, TensorFileWriter], name: str, part: Part) -> 
 
 def _write_manifest(work: Path, source: Source, plan: Plan) -> None:
     files = {
-        file.name: FileEntry(file.stat().st_size, file_sha256(file)) for file in sorted(work.iterdir())
+        file.name: FileEntry(file.stat().st_size, file_sha256(file))
+        for file in sorted(work.iterdir())
     }
     manifest = Manifest(
         family=source.family,

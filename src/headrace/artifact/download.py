@@ -50,10 +50,14 @@ def _append(url: str, partial: Path, have: int, nbytes: int, progress: Progress)
             finally:
                 response.release_conn()
     except urllib3.exceptions.HTTPError as error:
-        raise DownloadError(f"{url}: {_cause(error)}", hint="run it again to go on where it stopped") from None
+        raise DownloadError(
+            f"{url}: {_cause(error)}", hint="run it again to go on where it stopped"
+        ) from None
 
 
-def _receive(url: str, response: Any, partial: Path, have: int, nbytes: int, progress: Progress) -> None:
+def _receive(
+    url: str, response: Any, partial: Path, have: int, nbytes: int, progress: Progress
+) -> None:
     start = _start(url, response, have, nbytes)
     with partial.open("r+b" if start else "wb") as file:
         file.seek(start)
@@ -68,7 +72,8 @@ def _receive(url: str, response: Any, partial: Path, have: int, nbytes: int, pro
         file.truncate()
     if done < nbytes:
         raise DownloadError(
-            f"{url}: broke off after {done:,} of {nbytes:,} bytes", hint="run it again to go on where it stopped"
+            f"{url}: broke off after {done:,} of {nbytes:,} bytes",
+            hint="run it again to go on where it stopped",
         )
 
 
@@ -80,7 +85,9 @@ def _start(url: str, response: Any, have: int, nbytes: int) -> int:
         wanted = f"bytes {have}-{nbytes - 1}/{nbytes}"
         if response.headers.get("Content-Range", "").strip() == wanted:
             return have
-        raise DownloadError(f"{url}: asked for {wanted}, got {response.headers.get('Content-Range')!r:.80}")
+        raise DownloadError(
+            f"{url}: asked for {wanted}, got {response.headers.get('Content-Range')!r:.80}"
+        )
     raise DownloadError(f"{url}: the server answered {response.status}")
 
 
@@ -107,5 +114,7 @@ def fetch_json(url: str, accept: str, max_bytes: int) -> bytes:
     except urllib3.exceptions.HTTPError as error:
         raise DownloadError(f"{url}: {_cause(error)}") from None
     if response.status != 200 or len(body) > max_bytes:
-        raise DownloadError(f"{url}: the server answered {response.status} with {len(body):,} bytes")
+        raise DownloadError(
+            f"{url}: the server answered {response.status} with {len(body):,} bytes"
+        )
     return body

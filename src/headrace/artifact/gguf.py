@@ -78,7 +78,9 @@ class _Cursor:
     def take(self, count: int, place: str) -> memoryview:
         left = len(self.view) - self.at
         if count > left:
-            raise self.fail(place, f"needs {count:,} bytes, {left:,} are left: the file is truncated")
+            raise self.fail(
+                place, f"needs {count:,} bytes, {left:,} are left: the file is truncated"
+            )
         if count > MAX_HEADER_BYTES - self.at:
             raise self.fail(place, f"the header is larger than {MAX_HEADER_BYTES:,} bytes")
         self.at += count
@@ -119,7 +121,9 @@ def _join(path: Path, parts: list[GGUFFile]) -> GGUFFile:
     tensors: dict[str, GGUFTensor] = {}
     for number, part in enumerate(parts):
         if part.metadata.get("split.no") != number:
-            raise FileError(part.path, "split.no", f"is {part.metadata.get('split.no')}, not {number}")
+            raise FileError(
+                part.path, "split.no", f"is {part.metadata.get('split.no')}, not {number}"
+            )
         for name, tensor in part.tensors.items():
             if name in tensors:
                 raise FileError(part.path, f"tensor {name!r}", "occurs in two parts")
@@ -140,7 +144,9 @@ def _read_part(path: Path) -> GGUFFile:
     num_tensors = cursor.number("<Q", "tensor count")
     num_keys = cursor.number("<Q", "key count")
     if num_tensors > MAX_TENSORS or num_keys > MAX_KEYS:
-        raise FileError(path, "counts", f"{num_tensors:,} tensors and {num_keys:,} keys are too many")
+        raise FileError(
+            path, "counts", f"{num_tensors:,} tensors and {num_keys:,} keys are too many"
+        )
     metadata = _read_metadata(cursor, num_keys)
     infos = [_read_info(cursor, i) for i in range(num_tensors)]
     return GGUFFile(path, metadata, _map_tensors(cursor, infos, _alignment(path, metadata)))
@@ -174,7 +180,9 @@ def _read_array(cursor: _Cursor, place: str) -> list[Any]:
     left = len(cursor.view) - cursor.at
     if kind == _STRING:
         if count > left // 8:
-            raise cursor.fail(place, f"{count:,} strings do not fit the {left:,} bytes that are left")
+            raise cursor.fail(
+                place, f"{count:,} strings do not fit the {left:,} bytes that are left"
+            )
         if count > MAX_ARRAY:
             raise cursor.fail(place, f"{count:,} elements are more than {MAX_ARRAY:,}")
         return [cursor.text(place) for _ in range(count)]
@@ -229,7 +237,9 @@ def _tensor_bytes(cursor: _Cursor, place: str, dims: list[int], type_code: int) 
 def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise FileError(path, "general.alignment", f"{value!r} is not a power of two up to {MAX_ALIGNMENT}")
+        raise FileError(
+            path, "general.alignment", f"{value!r} is not a power of two up to {MAX_ALIGNMENT}"
+        )
     return value
 
 
@@ -243,15 +253,23 @@ def _map_tensors(cursor: _Cursor, infos: list[_Info], alignment: int) -> dict[st
         if info.name in out:
             raise FileError(cursor.path, place, "occurs twice")
         if info.offset % alignment:
-            raise FileError(cursor.path, place, f"offset {info.offset:,} is not a multiple of {alignment}")
+            raise FileError(
+                cursor.path, place, f"offset {info.offset:,} is not a multiple of {alignment}"
+            )
         if info.offset < end:
-            raise FileError(cursor.path, place, f"offset {info.offset:,} overlaps the tensor before it")
+            raise FileError(
+                cursor.path, place, f"offset {info.offset:,} overlaps the tensor before it"
+            )
         if end + alignment <= info.offset <= size:
-            raise FileError(cursor.path, place, f"{info.offset - end:,} bytes before it belong to no tensor")
+            raise FileError(
+                cursor.path, place, f"{info.offset - end:,} bytes before it belong to no tensor"
+            )
         end = info.offset + info.nbytes
         if end > size:
             raise FileError(
-                cursor.path, place, f"ends at byte {start + end:,} of a file of {len(cursor.view):,}"
+                cursor.path,
+                place,
+                f"ends at byte {start + end:,} of a file of {len(cursor.view):,}",
             )
         out[info.name] = _tensor(info, cursor.view[start + info.offset : start + end])
     if size - end >= alignment:

@@ -31,7 +31,9 @@ def open_gguf(path: Path) -> Source:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in GGUF_FAMILIES:
         known = ", ".join(sorted(GGUF_FAMILIES))
-        raise UnsupportedError(f"{path}: architecture {architecture!r:.60} is not supported: {known}")
+        raise UnsupportedError(
+            f"{path}: architecture {architecture!r:.60} is not supported: {known}"
+        )
     config = _config(path, architecture, metadata, file)
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
@@ -88,16 +90,22 @@ def _config(path: Path, arch: str, metadata: Consumed, file: GGUFFile) -> DenseC
     )
     unasked = [k for k in metadata.unasked() if not k.startswith(GGUF_HARMLESS)]
     if unasked:
-        raise UnsupportedError(f"{path}: key {unasked[0]!r} is not understood: a variant of {arch}?")
+        raise UnsupportedError(
+            f"{path}: key {unasked[0]!r} is not understood: a variant of {arch}?"
+        )
     return config
 
 
-def _refuse_variants(path: Path, arch: str, metadata: Consumed, head_dim: int, context: int) -> None:
+def _refuse_variants(
+    path: Path, arch: str, metadata: Consumed, head_dim: int, context: int
+) -> None:
     same = {"rope.dimension_count": head_dim, "attention.value_length": head_dim}
     for name, wanted in same.items():
         value = metadata.get(f"{arch}.{name}", wanted)
         if value != wanted:
-            raise UnsupportedError(f"{path}: {arch}.{name} = {value!r:.60} is not supported: {wanted}")
+            raise UnsupportedError(
+                f"{path}: {arch}.{name} = {value!r:.60} is not supported: {wanted}"
+            )
     window = metadata.get(f"{arch}.attention.sliding_window", 0)
     if window and (type(window) is not int or window < context):
         raise UnsupportedError(f"{path}: a sliding window of {window!r:.60} is not supported")
@@ -138,7 +146,9 @@ class GGUFTensors:
     def part(self, name: str, options: ConvertOptions) -> Part:
         tensor = self._tensor(f"{name}.weight")
         if len(tensor.shape) != 2:
-            raise FileError(self._file.path, f"tensor {tensor.name!r}", f"shape {tensor.shape} is not [n, k]")
+            raise FileError(
+                self._file.path, f"tensor {tensor.name!r}", f"shape {tensor.shape} is not [n, k]"
+            )
         n, k = tensor.shape
         if tensor.type_code in FLOAT_TYPES:
             kind = FLOAT_TYPES[tensor.type_code]

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.artifact.blocks import floats
+from headrace.artifact.container import MAX_TEMPLATE_BYTES
 from headrace.artifact.jsontext import read_bytes, read_object
 from headrace.artifact.manifest import TokenizerInfo
 from headrace.artifact.naming import HF_FAMILIES, HF_HARMLESS, HUGGING_FACE
 from headrace.artifact.packing import AffineRows
 from headrace.artifact.parts import Index, Layout, Part, float_part
 from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
-from headrace.artifact.tensorfile import StoredTensor, read_tensors
+from headrace.artifact.tensorfile import StoredTensor, forget_pages, mappings, read_tensors
 from headrace.errors import FileError, UnsupportedError
 from headrace.models.config import DenseConfig, Llama3Scaling
 
@@ -34,7 +35,9 @@ def open_hugging_face(path: Path) -> Source:
     if not isinstance(model_type, str) or model_type not in HF_FAMILIES:
         known = ", ".join(sorted(HF_FAMILIES))
         raise UnsupportedError(f"{path}: model_type {model_type!r:.60} is not supported: {known}")
-    tensors = HFTensors(path, _load(path), raw.get("quantization") or raw.get("quantization_config"))
+    tensors = HFTensors(
+        path, _load(path), raw.get("quantization") or raw.get("quantization_config")
+    )
     config = _config(config_path, model_type, Consumed(raw))
     return Source(
         path=path,
@@ -106,11 +109,9 @@ def _special(path: Path, config: Mapping[str, Any], vocab_size: int) -> Tokenize
 
 def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
     heads, hidden = natural(path, data, "num_attention_heads"), natural(path, data, "hidden_size")
-    plain = model_type == "llama"  # the other families have defaults of their own: theirs must be said
-    if plain and data.get("head_dim") is None:
-        head_dim = max(1, hidden // heads)
-    else:
-        head_dim = natural(path, data, "head_dim", None if model_type == "qwen3" else hidden // heads)
+    # What is not said has another default in some families: there it must be said.
+    implied = model_type != "qwen3" and data.get("head_dim") is None
+    head_dim = hidden // heads if implied else natural(path, data, "head_dim")
     context = natural(path, data, "max_position_embeddings")
     _refuse_variants(path, model_type, data, context)
     rope = _rope(path, data)
@@ -119,7 +120,7 @@ def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
         hidden_size=hidden,
         num_layers=natural(path, data, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=natural(path, data, "num_key_value_heads", heads if plain else None),
+        num_kv_heads=natural(path, data, "num_key_value_heads", heads if model_type == "llama" else None),
         head_dim=head_dim,
         ffn_size=natural(path, data, "intermediate_size"),
         context=context,
@@ -132,26 +133,47 @@ def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
     )
     unasked = [k for k in data.unasked() if k not in HF_HARMLESS]
     if unasked:
-        raise UnsupportedError(f"{path}: key {unasked[0]!r} is not understood: a variant of {model_type}?")
+        raise UnsupportedError(
+            f"{path}: key {unasked[0]!r} is not understood: a variant of {model_type}?"
+        )
     return config
 
 
+def _flag(path: Path, data: Consumed, key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise FileError(path, f"key {key!r}", f"{value!r:.60} is not true or false")
+    return value
+
+
 def _refuse_variants(path: Path, model_type: str, data: Consumed, context: int) -> None:
-    plain = {
+    plain: dict[str, tuple[object, ...]] = {
         "hidden_act": ("silu", "swish", None),
         "attention_bias": (True, None) if model_type == "qwen2" else (False, None),
         "mlp_bias": (False, None),
         "partial_rotary_factor": (1.0, None),
         "use_sliding_window": (False, None),
+        "rope_interleaved": (False, None),
+        "mlp_only_layers": ([], None),
+        "is_encoder_decoder": (False, None),
+        "add_cross_attention": (False, None),
+        "auto_map": (None,),  # code of the checkpoint's own
     }
     for key, accepted in plain.items():
         value = data.get(key)
         if value not in accepted:
             raise UnsupportedError(f"{path}: {key} = {value!r:.60} is not supported")
-    window = data.get("sliding_window")
-    active = model_type == "mistral" or data.get("use_sliding_window")
-    if active and window is not None and (type(window) is not int or window < context):
-        raise UnsupportedError(f"{path}: a sliding window of {window!r:.60} is not supported")
+    kinds = data.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise UnsupportedError(f"{path}: layer_types = {kinds!r:.60} is not supported: full_attention")
+    # A Mistral that does not say has a window of 4096.
+    window = data.get("sliding_window", 4096 if model_type == "mistral" else None)
+    if model_type != "mistral":  # use_sliding_window is off
+        return
+    if window is not None and (type(window) is not int or window < context):
+        raise UnsupportedError(
+            f"{path}: a sliding window of {window!r:.60} is not supported below the context, {context}"
+        )
 
 
 def _rope(path: Path, data: Consumed) -> Consumed:
@@ -176,7 +198,9 @@ def _scaling(path: Path, rope: Consumed) -> Llama3Scaling | None:
             original_context=natural(path, rope, "original_max_position_embeddings"),
         )
     else:
-        raise UnsupportedError(f"{path}: rope scaling {kind!r:.60} is not supported: default, llama3")
+        raise UnsupportedError(
+            f"{path}: rope scaling {kind!r:.60} is not supported: default, llama3"
+        )
     if rope.unasked():
         raise UnsupportedError(f"{path}: rope key {rope.unasked()[0]!r} is not understood")
     return scaling
@@ -185,19 +209,31 @@ def _scaling(path: Path, rope: Consumed) -> Llama3Scaling | None:
 class HFTensors:
     """See `sources.Tensors`. With `quantization`, weights may be MLX affine triples."""
 
-    def __init__(self, path: Path, stored: Mapping[str, StoredTensor], quantization: object) -> None:
+    def __init__(
+        self, path: Path, stored: Mapping[str, StoredTensor], quantization: object
+    ) -> None:
         self._path = path
         self._stored = stored
+        self._maps = mappings(t.data for t in stored.values())
         self.quantization = quantization if isinstance(quantization, dict) else None
         if self.quantization is not None and "quant_method" in self.quantization:
             method = self.quantization["quant_method"]
-            raise UnsupportedError(f"{path}: quantisation method {method!r:.60} is not supported: MLX affine")
+            raise UnsupportedError(
+                f"{path}: quantisation method {method!r:.60} is not supported: MLX affine"
+            )
         if self.quantization is not None and self.quantization.get("mode", "affine") != "affine":
-            raise UnsupportedError(f"{path}: MLX mode {self.quantization['mode']!r:.60} is not supported: affine")
+            raise UnsupportedError(
+                f"{path}: MLX mode {self.quantization['mode']!r:.60} is not supported: affine"
+            )
+
+    def forget(self) -> None:
+        forget_pages(self._maps)
 
     def names(self) -> set[str]:
         quantized = {n[: -len(".scales")] for n in self._stored if n.endswith(".scales")}
-        extra = {f"{n}.{part}" for n in quantized for part in ("scales", "biases")}
+        extra = {
+            f"{n}.{part}" for n in quantized for part in ("scales", "biases") if f"{n}.weight" in self._stored
+        }
         return set(self._stored) - extra
 
     def part(self, name: str, options: ConvertOptions) -> Part:
@@ -227,7 +263,12 @@ class HFTensors:
         n, words = stored.data.shape
         k = words * 32 // bits
         wanted = (n, k // group)
-        if stored.dtype != "U32" or scales.data.shape != wanted or biases.data.shape != wanted or k % group:
+        if (
+            stored.dtype != "U32"
+            or scales.data.shape != wanted
+            or biases.data.shape != wanted
+            or k % group
+        ):
             raise self._fail(f"{name}.weight", f"does not fit {bits} bits in groups of {group}")
         if scales.dtype not in _FLOATS or biases.dtype not in _FLOATS:
             raise self._fail(f"{name}.scales", "are not floats")
@@ -235,7 +276,9 @@ class HFTensors:
 
         def rows(index: Index) -> AffineRows:
             raw = np.ascontiguousarray(stored.data[index]).view(np.uint8)
-            codes = raw if bits == 8 else np.stack([raw & 15, raw >> 4], axis=-1).reshape(len(index), k)
+            codes = (
+                raw if bits == 8 else np.stack([raw & 15, raw >> 4], axis=-1).reshape(len(index), k)
+            )
             s, b = (
                 np.repeat(self._finite(name, floats(t.dtype, t.data[index])), group // kept, 1)
                 for t in (scales, biases)
@@ -249,8 +292,10 @@ class HFTensors:
         base = self.quantization or {}
         own = base.get(name, {})
         merged = {**base, **own} if isinstance(own, dict) else base
+        if merged.get("mode", "affine") != "affine":
+            raise UnsupportedError(f"{self._path}: {name}: MLX mode {merged['mode']!r:.60}: affine is supported")
         bits, group = merged.get("bits"), merged.get("group_size")
-        if bits not in (4, 8) or group not in (32, 64, 128):
+        if type(bits) is not int or bits not in (4, 8) or group not in (32, 64, 128):
             raise UnsupportedError(
                 f"{self._path}: {name}: {bits!r:.20} bits in groups of {group!r:.20} are not supported:"
                 " 4 or 8 in 32, 64 or 128"
@@ -269,4 +314,3 @@ class HFTensors:
         if not np.isfinite(values).all():
             raise self._fail(name, "holds a value that is not finite")
         return values
-

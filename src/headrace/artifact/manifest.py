@@ -152,9 +152,15 @@ class _Reader:
             shape = entry["shape"]
             if entry["format"] not in WEIGHT_FORMATS or entry["group"] not in (32, 64):
                 raise self._fail(f"tensor {name!r}", "format or group is not known")
-            if not isinstance(shape, list) or len(shape) != 2 or not all(type(v) is int for v in shape):
+            if (
+                not isinstance(shape, list)
+                or len(shape) != 2
+                or not all(type(v) is int for v in shape)
+            ):
                 raise self._fail(f"tensor {name!r}", f"shape {shape!r:.60} is not [n, k]")
-            if not (0 < shape[0] <= 2**24 and 0 < shape[1] <= 2**18 and shape[1] % entry["group"] == 0):
+            if not (
+                0 < shape[0] <= 2**24 and 0 < shape[1] <= 2**18 and shape[1] % entry["group"] == 0
+            ):
                 raise self._fail(f"tensor {name!r}", f"shape {shape} is not possible")
         return tensors
 

@@ -65,12 +65,44 @@ GGUF_INTERLEAVED = frozenset({"llama"})
 
 # Keys of `config.json` that say nothing about what is computed.
 HF_HARMLESS = frozenset(
-    """_name_or_path architectures auto_map attention_dropout bos_token_id eos_token_id pad_token_id
-    dtype torch_dtype initializer_range is_llama_config model_type pretraining_tp transformers_version use_cache
-    max_window_layers output_attentions output_hidden_states return_dict transformers.js_config
-    quantization quantization_config name_or_path unk_token_id task_specific_params tokenizer_class
-    _attn_implementation_autoset layer_types rope_interleaved mlp_only_layers chunk_size_feed_forward
-    id2label label2id problem_type is_encoder_decoder add_cross_attention""".split()
+    [
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "dtype",
+        "torch_dtype",
+        "initializer_range",
+        "is_llama_config",
+        "model_type",
+        "pretraining_tp",
+        "transformers_version",
+        "use_cache",
+        "max_window_layers",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "transformers.js_config",
+        "quantization",
+        "quantization_config",
+        "name_or_path",
+        "unk_token_id",
+        "task_specific_params",
+        "tokenizer_class",
+        "_attn_implementation_autoset",
+        "layer_types",
+        "rope_interleaved",
+        "mlp_only_layers",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "is_encoder_decoder",
+        "add_cross_attention",
+    ]
 )
 
 # Keys of a GGUF that say nothing about what is computed, as prefixes.

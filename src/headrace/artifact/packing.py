@@ -7,6 +7,7 @@ same source gives the same bytes on every machine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +139,7 @@ def _arrange(
     n, k = rows.codes.shape
     tiles, blocks, groups = -(-n // TILE), k // BLOCK, scales.shape[1]
 
-    def padded(a: NDArray[np.generic]) -> NDArray[np.generic]:
+    def padded(a: NDArray[Any]) -> NDArray[Any]:
         return np.pad(a, ((0, tiles * TILE - n), (0, 0)))
 
     codes = padded(rows.codes).reshape(tiles, TILE, blocks, 8, 4).transpose(0, 2, 3, 1, 4)

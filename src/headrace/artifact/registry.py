@@ -47,6 +47,7 @@ def lookup(name: str) -> ModelEntry:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise UnknownModelError(
-            f"model {name!r:.80} is not known", hint=f"known: {', '.join(sorted(known))}; nearest: {near[0]}"
+            f"model {name!r:.80} is not known",
+            hint=f"known: {', '.join(sorted(known))}; nearest: {near[0]}",
         )
     return known[name]

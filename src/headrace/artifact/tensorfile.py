@@ -102,7 +102,9 @@ def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
     expected = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if expected != offsets[1] - offsets[0]:
         raise FileError(
-            path, place, f"{dtype}{shape} is {expected:,} bytes, its offsets span {offsets[1] - offsets[0]:,}"
+            path,
+            place,
+            f"{dtype}{shape} is {expected:,} bytes, its offsets span {offsets[1] - offsets[0]:,}",
         )
     return offsets[0], offsets[1]
 
@@ -117,7 +119,9 @@ def _check_cover(path: Path, spans: Mapping[str, tuple[int, int]], size: int) ->
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a gap after"
-            raise FileError(path, f"tensor {name!r:.120}", f"{kind} the tensor before it at byte {at:,}")
+            raise FileError(
+                path, f"tensor {name!r:.120}", f"{kind} the tensor before it at byte {at:,}"
+            )
         at = end
     if at != size:
         raise FileError(path, "end", f"{size - at:,} bytes belong to no tensor")

@@ -114,7 +114,8 @@ class Engine:
             raise InputError("there are no tokens to read")
         for at in range(0, len(tokens), self._chunk):
             logits = self.forward([Work(sequence, tokens[at : at + self._chunk])])
-        return logits[0]
+        last: NDArray[np.int32] = logits[0]
+        return last
 
     def logits(self, tokens: Tokens[int]) -> NDArray[np.int32]:
         """Logits after each token, i32[len, vocab], fixed point with `fraction_bits`."""
@@ -174,7 +175,10 @@ class Engine:
 
 
 def _batch(work: Tokens[Work]) -> Batch:
-    tokens, positions, sequences, wanted = [], [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    sequences: list[int] = []
+    wanted: list[int] = []
     for index, item in enumerate(work):
         start, count = len(item.sequence), len(item.tokens)
         first = len(tokens)
@@ -182,9 +186,13 @@ def _batch(work: Tokens[Work]) -> Batch:
         positions += range(start, start + count)
         sequences += [index] * count
         wanted += range(first if item.all_logits else len(tokens) - 1, len(tokens))
-    arrays = (np.array(v, dtype=np.int32) for v in (tokens, positions, sequences))
-    tables = tuple(item.sequence.page_table() for item in work)
-    return Batch(*arrays, tables, np.array(wanted, dtype=np.int32))
+    return Batch(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        sequences=np.array(sequences, np.int32),
+        page_tables=tuple(item.sequence.page_table() for item in work),
+        logit_rows=np.array(wanted, np.int32),
+    )
 
 
 class _Generation:

@@ -29,7 +29,9 @@ def to_q16(value: float) -> int:
 class Sampler:
     """The picker of one generation; remembers which tokens it has seen."""
 
-    def __init__(self, params: SamplingParams, seed: int, vocab_size: int, fraction_bits: int) -> None:
+    def __init__(
+        self, params: SamplingParams, seed: int, vocab_size: int, fraction_bits: int
+    ) -> None:
         self._params = params
         self._seed = seed
         self._inverse_temperature = 0 if params.greedy else max(1, round(UNIT / params.temperature))

@@ -87,9 +87,7 @@ class NativeRunner:
             case p.Norm(gain):
                 runner.norm(gain.values, gain.exponent, gain.eps)
             case p.Project(weight, target, bias, residual):
-                runner.project(
-                    **_weight(weight), target=int(target), bias=bias, residual=residual
-                )
+                runner.project(**_weight(weight), target=int(target), bias=bias, residual=residual)
             case p.HeadNorm(gain, first, count):
                 runner.head_norm(gain.values, gain.exponent, gain.eps, first, count)
             case p.Land(layer):

@@ -138,7 +138,13 @@ class ReferenceRunner:
                 tile.write(position % 16, key, value)
 
     def _tile(
-        self, batch: p.Batch, row: int, layer: int, head: int, position: int, cache: NDArray[np.uint8]
+        self,
+        batch: p.Batch,
+        row: int,
+        layer: int,
+        head: int,
+        position: int,
+        cache: NDArray[np.uint8],
     ) -> TileView:
         pages = batch.page_tables[int(batch.sequences[row])]
         page, tile = int(pages[position // p.PAGE_TOKENS]), position % p.PAGE_TOKENS // 16
@@ -153,7 +159,9 @@ class ReferenceRunner:
             visible = int(batch.positions[row]) + 1
             out = self._buffers[p.Buffer.MIXED][row].reshape(-1, s.head_dim)
             for kv in range(s.num_kv_heads):
-                tiles = [self._tile(batch, row, layer, kv, at, cache) for at in range(0, visible, 16)]
+                tiles = [
+                    self._tile(batch, row, layer, kv, at, cache) for at in range(0, visible, 16)
+                ]
                 keys = _join([t.keys() for t in tiles], visible)
                 values = _join([t.values() for t in tiles], visible)
                 for h in range(kv * shared, (kv + 1) * shared):

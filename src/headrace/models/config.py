@@ -24,7 +24,9 @@ class Llama3Scaling:
 
     def frequency_factors(self, frequencies: list[Decimal]) -> list[Decimal]:
         """What each angle is divided by: 1 for short waves, `factor` for long, a blend between."""
-        factor, low, high = (Decimal(v) for v in (self.factor, self.low_freq_factor, self.high_freq_factor))
+        factor, low, high = (
+            Decimal(v) for v in (self.factor, self.low_freq_factor, self.high_freq_factor)
+        )
         turn = Decimal("6.283185307179586476925286766559005768394338798750211641949889")
         out = []
         for f in frequencies:
@@ -69,7 +71,9 @@ class DenseConfig:
             if not _positive_decimal(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)!r}; it must be a positive number")
         if self.rope_factors is not None and len(self.rope_factors) != self.head_dim // 2:
-            raise InputError(f"rope_factors holds {len(self.rope_factors)}, not head_dim / 2 values")
+            raise InputError(
+                f"rope_factors holds {len(self.rope_factors)}, not head_dim / 2 values"
+            )
 
     def _check_ranges(self) -> None:
         limits = {

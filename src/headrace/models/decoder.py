@@ -129,7 +129,9 @@ class _Builder:
             raise InputError(f"tensor {name!r} is missing")
         entry = self._formats[name]
         if list(entry["shape"]) != [n, k]:
-            raise InputError(f"tensor {name!r} is {entry['shape']}, the configuration needs {[n, k]}")
+            raise InputError(
+                f"tensor {name!r} is {entry['shape']}, the configuration needs {[n, k]}"
+            )
         return packed_weight(name, self._formats, self._tensors)
 
     def _gain(self, name: str, size: int) -> p.Gain:
@@ -141,5 +143,7 @@ class _Builder:
             raise InputError(f"tensor {name!r} is missing")
         array = self._tensors[name]
         if array.shape != shape or array.dtype != np.int32:
-            raise InputError(f"tensor {name!r} is {array.dtype}{list(array.shape)}, not int32{list(shape)}")
+            raise InputError(
+                f"tensor {name!r} is {array.dtype}{list(array.shape)}, not int32{list(shape)}"
+            )
         return array

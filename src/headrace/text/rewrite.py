@@ -49,13 +49,13 @@ class Rewriter(NodeTransformer):
             raise TemplateError(f"{{% {refused} %}} is not supported")
         return super().generic_visit(node, *args, **kwargs)
 
-    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
         return nodes.Const(self._mark(node.value)) if isinstance(node.value, str) else node
 
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return nodes.TemplateData(self._mark(node.data), lineno=node.lineno)
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, LOOP)
         node.body.insert(0, _tick(node.body))
@@ -66,27 +66,27 @@ class Rewriter(NodeTransformer):
         node.body.insert(0, _tick(node.body))
         return node
 
-    visit_Macro = visit_CallBlock = visit_Block = _body  # noqa: N815
+    visit_Macro = visit_CallBlock = visit_Block = _body
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         node.expr = _compared(node.expr)
         for operand in node.ops:
             operand.expr = _compared(operand.expr)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             node.node = _filtered(node.node, SLICE)
         return node
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
         node.key = _compared(node.key)  # it is hashed
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
 

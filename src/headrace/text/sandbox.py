@@ -80,7 +80,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.meter.result(value)
         return value
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = __self.meter
         if _is_string_method(__obj):
             args = tuple(guards.materialised(meter, a) for a in args)

@@ -1,0 +1,82 @@
+"""The floors of docs/architecture.md: imports go down only, and what is absent stays absent."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "headrace"
+FLOORS = [
+    {"errors"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"engine"},
+    {"locate", "llm"}, {"cli", "__init__"}, {"__main__"},
+]  # fmt: skip
+LEVEL = {name: i for i, names in enumerate(FLOORS) for name in names}
+TOKEN_PATH = ["arith/ops.py", "arith/philox.py", "kernels/reference.py", "kernels/native.py", "kernels/layout.py", "engine/engine.py", "engine/sequence.py", "engine/pages.py"]  # fmt: skip
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def floor(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """First-level parts of headrace that a file imports."""
+    out = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headrace":
+            parts = node.module.split(".")
+            out |= {parts[1]} if len(parts) > 1 else {a.name for a in node.names if a.name in LEVEL}
+        elif isinstance(node, ast.Import):
+            out |= {a.name.split(".")[1] for a in node.names if a.name.startswith("headrace.")}
+    return out
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down(path: Path) -> None:
+    own = floor(path)
+    for name in imported(path):
+        assert LEVEL[name] < LEVEL[own] or name == own or {name, own} <= {"locate", "llm"}, f"{own} imports {name}"
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = [p for p in files() if re.search(r"os\.environ|os\.getenv", p.read_text())]
+    assert [floor(p) for p in readers] == ["config"]
+
+
+def test_only_kernels_knows_the_processor() -> None:
+    words = re.compile(r"cpuinfo|platform\.machine|cpu_supports|immintrin")
+    assert {floor(p) for p in files() if words.search(p.read_text())} <= {"kernels"}
+
+
+@pytest.mark.parametrize("name", TOKEN_PATH)
+def test_no_float_on_the_token_path(name: str) -> None:
+    """No float dtype, literal or true division where tokens are computed."""
+    tree = ast.parse((SOURCE / name).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            assert not node.attr.startswith(("float", "double", "half")), ast.unparse(node)
+        if isinstance(node, ast.Constant):
+            assert not isinstance(node.value, float) or "time" in name or node.value == 0.0, node.value
+        if isinstance(node, ast.BinOp):
+            assert not isinstance(node.op, ast.Div), ast.unparse(node)
+
+
+def test_no_float_in_the_native_operations() -> None:
+    """No float type and no float instruction; shuffles that only move bits are not arithmetic."""
+    arithmetic = r"_(add|sub|mul|div|fn?m|sqrt|rcp|rsqrt|cvt|max|min|round)[a-z0-9]*_(p|s)[sdh]\b"
+    native = SOURCE.parent / "native"
+    for path in sorted(native.iterdir()):
+        if path.suffix in (".cpp", ".h", ".inl") and path.name != "pool.cpp":
+            code = re.sub(r"//.*", "", path.read_text())
+            assert not re.search(rf"\b(float|double|_Float16)\b|{arithmetic}", code), path.name
+
+
+def test_no_module_global_is_rebound() -> None:
+    for path in files():
+        assert not [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Global)], path
