@@ -5,8 +5,10 @@ Only this module reads the environment.
 
 from __future__ import annotations
 
+import configparser
 import difflib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from headrace.errors import SettingError
 
 PREFIX = "HEADRACE_"
+PYPI = "https://pypi.org/simple"
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -32,7 +35,9 @@ class Settings:
     threads: int | None = _setting(
         None, "threads of the native kernels; every usable processor by default"
     )
-    index: str = _setting("https://pypi.org/simple", "package index that `pull` asks for wheels")
+    index: str | None = _setting(
+        None, "package index that `pull` asks; pip's own setting, or PyPI, by default"
+    )
 
 
 # Read by the tests and by nothing else.
@@ -51,6 +56,28 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
             )
     given = {known[n]: v for n, v in env.items() if n in known and v != ""}
     return Settings(**{name: _parse(name, value) for name, value in _with_home(given).items()})
+
+
+def package_index(environment: Mapping[str, str] | None = None) -> str:
+    """The package index to pull from: the settings', else pip's own, else PyPI."""
+    env = os.environ if environment is None else environment
+    return load(env).index or env.get("PIP_INDEX_URL") or _pip_index(env) or PYPI
+
+
+def _pip_index(env: Mapping[str, str]) -> str | None:
+    """What pip's configuration files say; a later file overrides an earlier one."""
+    home = Path(env.get("HOME") or Path.home())
+    user = Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip"
+    files = [Path("/etc/pip.conf"), home / ".pip/pip.conf", user / "pip.conf"]
+    files.append(Path(sys.prefix) / "pip.conf")
+    if env.get("PIP_CONFIG_FILE"):
+        files.append(Path(env["PIP_CONFIG_FILE"]))
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(files, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise SettingError(f"pip's configuration cannot be read: {error}") from None
+    return parser.get("global", "index-url", fallback=None)
 
 
 def _with_home(given: dict[str, str]) -> dict[str, str]:

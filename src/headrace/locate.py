@@ -92,7 +92,7 @@ def from_name(name: str, report: Progress, ask: bool | None) -> Path:
             registry.lookup(name).nbytes,
             can_answer=sys.stdin.isatty() and sys.stderr.isatty(),
         )
-    return pull.pull(name, home, lambda done, total: report(f"pull {name}", done, total))
+    return pull.pull(name, home, report)
 
 
 def _ask(name: str, nbytes: int, *, can_answer: bool) -> None:

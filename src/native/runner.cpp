@@ -7,6 +7,7 @@ namespace headrace {
 
 namespace {
 
+constexpr int kMaxShared = 64;  // query heads of one attend call
 constexpr int kPageTiles = 4;
 constexpr int kPageTokens = kPageTiles * kTile;
 
@@ -26,7 +27,8 @@ struct Runner::Thread {
       : wide(size_t(std::max(shape.hidden, std::max(shape.ffn_width, shape.head_dim)))),
         padded(size_t(shape.ffn_width) * 2),
         tiles(size_t(divide_up(max_positions, kTile)) + 1),
-        scratch(size_t(divide_up(max_positions, kTile) + 1) * kTile * sizeof(int32_t) + 64) {}
+        scratch(attend_scratch_bytes(std::min(kMaxShared, shape.num_heads / shape.num_kv_heads), max_positions,
+                                     shape.head_dim) + 64) {}
 
   int64_t clipped[kNumSites] = {0};
   std::vector<int64_t> wide;
@@ -196,7 +198,6 @@ void Runner::attend(const Operation& op, const Batch& batch, Thread& t, int op_i
 }
 
 void Runner::attend_heads(const Operation& op, const Batch& batch, Thread& t, int row, int first_head, int num_heads) {
-  constexpr int kMaxShared = 64;
   const int d = shape_.head_dim, kv = first_head / (shape_.num_heads / shape_.num_kv_heads);
   const int visible = batch.positions[row] + 1;
   for (int at = 0; at < visible; at += kTile) t.tiles[at / kTile] = tile(batch, row, op.layer, kv, at);

@@ -1,120 +1,154 @@
-"""Downloads one file, pinned by size and SHA-256: resumable, and never under its final name before it is right."""
+"""Downloads one file that is pinned by size and SHA-256.
+
+Resumable, and never under its final name before it is right: what has come so far lies in `NAME.partial`,
+the server's tag for that version of the file in `NAME.partial.etag`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-import urllib3
+from urllib3 import BaseHTTPResponse
 
+from headrace.artifact.room import full_disk_told
+from headrace.artifact.web import opened, shown
 from headrace.errors import DownloadError
 
 Progress = Callable[[int, int], None]
 
 CHUNK = 1 << 20
-TIMEOUT = urllib3.Timeout(connect=20, read=60)
-RETRIES = urllib3.Retry(total=3, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504))
+TRIES = 5  # connections for one file; each begins where the last broke off
+AGAIN = "run it again to go on where it stopped"
+
+
+def is_pinned(path: Path, nbytes: int, sha256: str) -> bool:
+    """Whether the file is there and has the pinned size and hash."""
+    return path.is_file() and path.stat().st_size == nbytes and _sha256(path) == sha256
 
 
 def fetch_pinned(url: str, target: Path, nbytes: int, sha256: str, progress: Progress) -> None:
-    """Download `url` to `target`, going on with what an earlier try left in `target`.partial.
+    """Download `url` to `target`, going on with what an earlier try left.
 
-    Raises DownloadError; the partial file is kept when the connection broke and removed when its bytes are
-    not the pinned ones.
+    Raises DownloadError, DiskFullError. The partial file is kept when the connection broke or the user did,
+    and removed when its bytes are not the pinned ones.
     """
-    partial = target.with_name(target.name + ".partial")
-    have = partial.stat().st_size if partial.exists() else 0
-    if have > nbytes:
-        partial.unlink()
-        have = 0
-    if have < nbytes:
-        _append(url, partial, have, nbytes, progress)
-    if (digest := _sha256(partial)) != sha256:
-        partial.unlink()
+    partial = _Partial(target, nbytes)
+    with full_disk_told(target, nbytes):
+        _fill(url, partial, progress)
+    if (digest := _sha256(partial.path)) != sha256:
+        partial.remove()
         raise DownloadError(
-            f"{url}: the bytes have SHA-256 {digest[:16]}…, the registry pins {sha256[:16]}…",
+            f"{shown(url)}: the bytes have SHA-256 {digest[:16]}…, the registry pins {sha256[:16]}…",
             hint="the download was removed; try again",
         )
-    partial.replace(target)
+    partial.publish(target)
 
 
-def _append(url: str, partial: Path, have: int, nbytes: int, progress: Progress) -> None:
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        with urllib3.PoolManager(retries=RETRIES, timeout=TIMEOUT) as pool:
-            response = pool.request("GET", url, headers=headers, preload_content=False)
-            try:
-                _receive(url, response, partial, have, nbytes, progress)
-            finally:
-                response.release_conn()
-    except urllib3.exceptions.HTTPError as error:
-        raise DownloadError(
-            f"{url}: {_cause(error)}", hint="run it again to go on where it stopped"
-        ) from None
+class _Partial:
+    """What has come so far, and of which version of the file."""
+
+    def __init__(self, target: Path, nbytes: int) -> None:
+        self.path = target.with_name(target.name + ".partial")
+        self.nbytes = nbytes
+        self._tag_path = target.with_name(target.name + ".partial.etag")
+        if self.size > nbytes:
+            self.remove()
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    @property
+    def tag(self) -> str | None:
+        """The tag of the version that the partial file is of, where the server gave a strong one."""
+        return self._tag_path.read_text("latin-1") if self._tag_path.exists() else None
+
+    def begin(self, tag: str | None) -> None:
+        """Forget what has come; what comes now is of the version `tag`."""
+        self.remove()
+        if tag is not None and tag.startswith('"'):  # a weak one promises no equal bytes
+            self._tag_path.write_text(tag, "latin-1")
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._tag_path.unlink(missing_ok=True)
+
+    def publish(self, target: Path) -> None:
+        self.path.replace(target)
+        self._tag_path.unlink(missing_ok=True)
+
+
+def _fill(url: str, partial: _Partial, progress: Progress) -> None:
+    """Connect until all has come, as long as each connection brings something."""
+    for left in reversed(range(TRIES)):
+        before = partial.size
+        if before == partial.nbytes:
+            return
+        try:
+            _append(url, partial, progress)
+        except DownloadError as error:
+            if left == 0 or partial.size <= before:
+                raise DownloadError(error.message, hint=error.hint or AGAIN) from None
+
+
+def _append(url: str, partial: _Partial, progress: Progress) -> None:
+    with opened(url, _headers(partial)) as response:
+        _place(url, response, partial)
+        with partial.path.open("ab") as file:
+            _receive(url, response, file, partial.nbytes, progress)
+
+
+def _headers(partial: _Partial) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity"}
+    if partial.size:
+        headers["Range"] = f"bytes={partial.size}-"
+        if partial.tag is not None:
+            headers["If-Range"] = partial.tag
+    return headers
+
+
+def _place(url: str, response: BaseHTTPResponse, partial: _Partial) -> None:
+    """Make the end of the partial file the place where the body belongs.
+
+    A server that ignores the range, or has another version by now, sends the whole file again (200).
+    """
+    if response.status == 200:
+        partial.begin(response.headers.get("ETag"))
+        return
+    if response.status == 206 and partial.size:
+        wanted = f"bytes {partial.size}-{partial.nbytes - 1}/{partial.nbytes}"
+        if response.headers.get("Content-Range", "").strip() == wanted:
+            return
+    if response.status in (206, 416):  # it has no such rest: what has come is of another file
+        partial.remove()
+    raise DownloadError(
+        f"{shown(url)}: the server answered {response.status}"
+        f" {response.headers.get('Content-Range', '')!r:.80}",
+        hint="try again",
+    )
 
 
 def _receive(
-    url: str, response: Any, partial: Path, have: int, nbytes: int, progress: Progress
+    url: str, response: BaseHTTPResponse, file: BinaryIO, nbytes: int, progress: Progress
 ) -> None:
-    start = _start(url, response, have, nbytes)
-    with partial.open("r+b" if start else "wb") as file:
-        file.seek(start)
-        done = start
-        while chunk := response.read(CHUNK):
-            done += len(chunk)
-            if done > nbytes:
-                file.truncate(0)
-                raise DownloadError(f"{url}: more than the {nbytes:,} bytes that the registry pins")
-            file.write(chunk)
-            progress(done, nbytes)
-        file.truncate()
+    done = file.tell()
+    while chunk := response.read1(CHUNK):
+        done += len(chunk)
+        if done > nbytes:
+            file.truncate(0)
+            raise DownloadError(
+                f"{shown(url)}: sends more than the {nbytes:,} bytes that the registry pins",
+                hint="the download was removed; try again",
+            )
+        file.write(chunk)
+        progress(done, nbytes)
     if done < nbytes:
-        raise DownloadError(
-            f"{url}: broke off after {done:,} of {nbytes:,} bytes",
-            hint="run it again to go on where it stopped",
-        )
-
-
-def _start(url: str, response: Any, have: int, nbytes: int) -> int:
-    """Where the body belongs: a server that ignored the range sends the whole file again."""
-    if response.status == 200:
-        return 0
-    if response.status == 206 and have:
-        wanted = f"bytes {have}-{nbytes - 1}/{nbytes}"
-        if response.headers.get("Content-Range", "").strip() == wanted:
-            return have
-        raise DownloadError(
-            f"{url}: asked for {wanted}, got {response.headers.get('Content-Range')!r:.80}"
-        )
-    raise DownloadError(f"{url}: the server answered {response.status}")
+        raise DownloadError(f"{shown(url)}: broke off after {done:,} of {nbytes:,} bytes")
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _cause(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    return " ".join(str(reason).split()) or type(error).__name__
-
-
-def fetch_json(url: str, accept: str, max_bytes: int) -> bytes:
-    """A small document. Raises DownloadError."""
-    try:
-        with urllib3.PoolManager(retries=RETRIES, timeout=TIMEOUT) as pool:
-            response = pool.request("GET", url, headers={"Accept": accept}, preload_content=False)
-            body: bytes = response.read(max_bytes + 1)
-            response.release_conn()
-    except urllib3.exceptions.HTTPError as error:
-        raise DownloadError(f"{url}: {_cause(error)}") from None
-    if response.status != 200 or len(body) > max_bytes:
-        raise DownloadError(
-            f"{url}: the server answered {response.status} with {len(body):,} bytes"
-        )
-    return body
+        return hashlib.file_digest(file, "sha256").hexdigest()

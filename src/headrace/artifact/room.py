@@ -1,0 +1,36 @@
+"""Room on the disk: asked for before a byte is written, and reported when it runs out all the same."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.errors import DiskFullError
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the disk that holds `path`, which need not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def check_room(path: Path, needed_bytes: int) -> None:
+    """Raises DiskFullError where `needed_bytes` do not fit."""
+    free = free_bytes(path)
+    if free < needed_bytes:
+        raise DiskFullError(path, needed_bytes, free)
+
+
+@contextmanager
+def full_disk_told(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Turns running out of room meanwhile into DiskFullError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(path, needed_bytes, free_bytes(path)) from None
