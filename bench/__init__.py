@@ -1,0 +1,1 @@
+"""Benchmarks: headrace beside its peers, in one run, as recorded rows, tables and plots."""
