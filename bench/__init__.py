@@ -1,1 +1,4 @@
-"""Benchmarks: headrace beside its peers, in one run, as recorded rows, tables and plots."""
+"""Benchmarks: what is measured, the rows that are recorded, and the page that shows them.
+
+Nothing here is imported by headrace. Peers run in processes of their own interpreters.
+"""

@@ -3,6 +3,12 @@
 
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "project.h"
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -34,7 +40,33 @@ TierStatus avx512_status() {
   if (!ok) return {"avx512", nullptr, "this processor has no AVX-512 with BW, DQ, VL and VNNI"};
   return {"avx512", &avx512::kTier, ""};
 }
+
+// The system lends the tile registers to a process that asks; threads that start later inherit the grant.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
+  return false;
+#endif
+}
+
+// AVX-512 with the projection of many vectors on AMX tiles.
+TierStatus amx_status() {
+  const bool ok = avx512_status().tier != nullptr && __builtin_cpu_supports("avx512vbmi") &&
+                  __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8");
+  if (!ok) return {"amx", nullptr, "this processor has no AMX-INT8 beside AVX-512 with VBMI"};
+  if (!tiles_granted()) return {"amx", nullptr, "the system does not grant the AMX tile registers"};
+  static const Tier tier = [] {
+    Tier copy = avx512::kTier;
+    copy.name = "amx";
+    copy.project = project_amx;
+    return copy;
+  }();
+  return {"amx", &tier, ""};
+}
+#else
+TierStatus amx_status() { return {"amx", nullptr, "built for another processor family"}; }
 TierStatus avx2_status() { return {"avx2", nullptr, "built for another processor family"}; }
 TierStatus avx512_status() { return {"avx512", nullptr, "built for another processor family"}; }
 #endif
@@ -52,7 +84,7 @@ TierStatus neon_status() { return {"neon", nullptr, "built for another processor
 
 const TierStatus* tier_table() {
   static const TierStatus table[kNumTiers] = {
-      avx512_status(), avx2_status(), neon_status(), {"portable", &portable::kTier, ""}};
+      amx_status(), avx512_status(), avx2_status(), neon_status(), {"portable", &portable::kTier, ""}};
   return table;
 }
 

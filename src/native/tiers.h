@@ -11,9 +11,9 @@ struct TierStatus {
   const char* reason;    // why it is unavailable, or "" when it is not
 };
 
-constexpr int kNumTiers = 4;
+constexpr int kNumTiers = 5;
 
-// Best first: avx512, avx2, neon, portable.
+// Best first: amx, avx512, avx2, neon, portable.
 const TierStatus* tier_table();
 
 // The tier of that name, or null.

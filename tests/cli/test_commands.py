@@ -80,6 +80,13 @@ def test_a_model_that_is_not_here_is_not_pulled_unasked(shell: Shell) -> None:
     assert not shell.home.exists() or not any(shell.home.iterdir())
 
 
+def test_pull_without_a_name_lists_the_registry(shell: Shell) -> None:
+    done = shell.run("pull")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"smollm2:135m  ")
+    assert b"installed" not in done.stdout
+
+
 def test_help_names_every_command(shell: Shell) -> None:
     shown = shell.run("--help").stdout.decode()
     for name in ("run", "pull", "convert", "inspect", "bench", "selfcheck"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
 from headrace.errors import FileError, InputError, UnsupportedError
+from headrace.text import charsmap
 from headrace.text.gguf_vocab import build_tokenizer_json, special_ids
 from headrace.text.tokenizer import Tokenizer
 
@@ -199,6 +201,7 @@ def _kind(model: sentencepiece.SentencePieceProcessor, index: int) -> int:
     return NORMAL
 
 
+BARE = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
 IDENTITY = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 
 
@@ -250,7 +253,7 @@ def test_whitespace_is_collapsed_as_sentencepiece_does() -> None:
         assert ours.encode(text) == model.encode(text), text
 
 
-def charsmap(model: sentencepiece.SentencePieceProcessor) -> bytes:
+def charsmap_of(model: sentencepiece.SentencePieceProcessor) -> bytes:
     proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2").ModelProto()
     proto.ParseFromString(model.serialized_model_proto())
     return bytes(proto.normalizer_spec.precompiled_charsmap)
@@ -265,7 +268,7 @@ def normalising() -> sentencepiece.SentencePieceProcessor:
 def test_a_precompiled_charsmap_normalises_as_the_original(
     normalising: sentencepiece.SentencePieceProcessor, dtype: type[np.generic] | None
 ) -> None:
-    data = np.frombuffer(charsmap(normalising), dtype or np.uint8)
+    data = np.frombuffer(charsmap_of(normalising), dtype or np.uint8)
     table = data if dtype else data.tolist()
     ours = Tokenizer.from_json(
         build_tokenizer_json(spm_metadata(normalising, "t5", precompiled_charsmap=table))
@@ -278,13 +281,28 @@ def test_a_precompiled_charsmap_normalises_as_the_original(
 def test_a_damaged_charsmap_is_refused_or_harmless(
     normalising: sentencepiece.SentencePieceProcessor, cut: int
 ) -> None:
-    data = charsmap(normalising)
+    data = charsmap_of(normalising)
     for table in (data[:cut], b"\xff" * 4 + data[4:cut], data[:4] + b"\xff" * 400 + data[404:cut]):
         metadata = spm_metadata(normalising, "t5", precompiled_charsmap=list(table))
         try:
             Tokenizer.from_json(build_tokenizer_json(metadata)).encode("\uff21\ufb01 e\u0301\u3000")
         except InputError as error:
             assert "\n" not in error.message
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_charsmap_with_wrong_units_never_leaves_the_table(
+    normalising: sentencepiece.SentencePieceProcessor, data: st.DataObject
+) -> None:
+    table = bytearray(charsmap_of(normalising))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.one_of(st.integers(0, 2000), st.integers(0, len(table) - 4)))
+        table[at : at + 4] = data.draw(st.binary(min_size=4, max_size=4))
+    source = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    if charsmap.fault(bytes(table)) is None:
+        library = Library.from_str(json.dumps(BARE | {"normalizer": source}))
+        library.normalizer.normalize_str("".join(map(chr, range(1, 0x3000, 7))))
 
 
 def test_control_tokens_of_a_unigram_model_are_not_cut_from_text() -> None:

@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith.numbers import BLOCK, SUPERGROUP, TILE
+from headrace.artifact.check import check_tensors
+from headrace.artifact.jsontext import read_bytes
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from headrace.artifact.room import check_room, full_disk_told
 from headrace.artifact.tensorfile import read_tensors
-from headrace.errors import DiskFullError, FileError
+from headrace.errors import FileError
 
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 1 << 20
 _HASH_CHUNK = 8 << 20
+_OLD = "old"  # the end of the name of what is being replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +67,9 @@ def open_artifact(path: Path, *, verify: bool = False) -> Artifact:
     for name in sorted(n for n in manifest.files if n.endswith(".safetensors")):
         for key, stored in read_tensors(path / name).items():
             if key in tensors:
-                raise FileError(path / name, f"tensor {key!r}", "occurs in two files")
+                raise FileError(path / name, f"tensor {key!r:.120}", "occurs in two files")
             tensors[key] = stored.data
-    _check_weights(path, manifest, tensors)
+    check_tensors(path, manifest, tensors)
     return Artifact(path, manifest, tensors, _template(path, manifest))
 
 
@@ -93,110 +95,85 @@ def file_sha256(path: Path) -> str:
 def _template(path: Path, manifest: Manifest) -> str | None:
     if TEMPLATE_NAME not in manifest.files:
         return None
-    if manifest.files[TEMPLATE_NAME].nbytes > MAX_TEMPLATE_BYTES:
-        raise FileError(path / TEMPLATE_NAME, "size", f"is more than {MAX_TEMPLATE_BYTES:,} bytes")
     try:
-        return (path / TEMPLATE_NAME).read_text(encoding="utf-8")
+        return read_bytes(path / TEMPLATE_NAME, MAX_TEMPLATE_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(path / TEMPLATE_NAME, "text", "is not valid UTF-8") from None
-
-
-def weight_arrays(name: str, entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The stored arrays of a packed weight: name -> (safetensors dtype, shape)."""
-    n, k = entry["shape"]
-    tiles, blocks, groups = -(-n // TILE), k // BLOCK, k // entry["group"]
-    bits = int(entry["format"][1])
-    out: dict[str, tuple[str, tuple[int, ...]]] = {
-        f"{name}.codes": ("U8", (tiles, blocks, bits, TILE, 4)),
-        f"{name}.scales": ("I16", (tiles, groups, TILE)),
-        f"{name}.row": ("I32", (3, tiles * TILE)),
-    }
-    if entry["format"].endswith("m"):
-        out[f"{name}.mins"] = ("I16", (tiles, -(-groups // SUPERGROUP), TILE, SUPERGROUP))
-    return out
-
-
-_NUMPY = {"U8": np.uint8, "I16": np.int16, "I32": np.int32}
-
-
-def _check_weights(path: Path, manifest: Manifest, tensors: Mapping[str, NDArray[Any]]) -> None:
-    known: set[str] = set()
-    for name, entry in manifest.tensors.items():
-        for key, (dtype, shape) in weight_arrays(name, entry).items():
-            known.add(key)
-            if key not in tensors:
-                raise FileError(path, f"tensor {key!r}", "is missing")
-            if tensors[key].dtype != _NUMPY[dtype] or tensors[key].shape != shape:
-                raise FileError(
-                    path,
-                    f"tensor {key!r}",
-                    f"is {tensors[key].dtype}{tensors[key].shape}, not {dtype}{shape}",
-                )
-        _check_rows(path, name, tensors)
-    for key, array in tensors.items():
-        if key not in known and array.dtype != np.int32:
-            raise FileError(path, f"tensor {key!r}", "is not described by the manifest")
-
-
-def _check_rows(path: Path, name: str, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """The bounds that rule R3 relies on."""
-    mantissa, exponent, shift = tensors[f"{name}.row"]
-    if mantissa.min() < 0 or mantissa.max() >= 1 << 15:
-        raise FileError(path, f"tensor {name + '.row'!r}", "a mantissa is not within 15 bits")
-    if exponent.min() < -256 or exponent.max() > 128 or shift.min() < 0 or shift.max() > 14:
-        raise FileError(path, f"tensor {name + '.row'!r}", "an exponent or shift is out of range")
-    for part in ("scales", "mins"):
-        array = tensors.get(f"{name}.{part}")
-        if array is not None and array.min() == -32768:
-            raise FileError(path, f"tensor {f'{name}.{part}'!r}", "holds -32768")
 
 
 @contextlib.contextmanager
 def building(target: Path, needed_bytes: int) -> Iterator[Path]:
     """A temporary directory beside `target` that becomes it when the block ends without an error.
 
-    What stood at `target` before stays until then. Raises DiskFullError before anything is written.
+    What stood at `target` before stays until then. Raises DiskFullError before anything is written,
+    FileError where something that is no artifact would be replaced or nothing can be written.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed_bytes:
-        raise DiskFullError(target, needed_bytes, free)
-    _remove_stale(target)
-    work = Path(
-        tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent)
-    )
     try:
-        yield work
-        _publish(work, target)
+        with full_disk_told(target, needed_bytes):
+            work = _begin(target, needed_bytes)
+            try:
+                yield work
+                _publish(work, target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        if error.errno == 28:  # ENOSPC: somebody else took the room meanwhile
-            free = shutil.disk_usage(target.parent).free
-            raise DiskFullError(target, needed_bytes, free) from None
-        raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise FileError(target, "write", error.strerror or str(error)) from None
+
+
+def _begin(target: Path, needed_bytes: int) -> Path:
+    if target.is_symlink() or (target.exists() and not _replaceable(target)):
+        raise FileError(target, "write", "exists and is no artifact; it is not replaced")
+    check_room(target, needed_bytes)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target)
+    return Path(tempfile.mkdtemp(prefix=_partial_name(target, str(os.getpid())), dir=target.parent))
+
+
+def _replaceable(target: Path) -> bool:
+    """Whether `target` is an artifact, or an empty directory."""
+    if not target.is_dir():
+        return False
+    names = {entry.name for entry in target.iterdir()}
+    return not names or {MANIFEST_NAME, TOKENIZER_NAME} <= names
+
+
+def _partial_name(target: Path, rest: str) -> str:
+    return f".{target.name}.partial-{rest}-"
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what an interrupted conversion left, unless its process still lives."""
-    for stale in target.parent.glob(f".{target.name}.partial-*"):
-        owner = stale.name.split("-")[-2]
-        if not owner.isdigit() or not Path(f"/proc/{owner}").exists():
+    """Remove what an interrupted conversion left, unless its process still lives.
+
+    Where it was interrupted between two renames, what stood at `target` is put back.
+    """
+    start = _partial_name(target, "")[:-1]
+    for stale in [p for p in target.parent.iterdir() if p.name.startswith(start)]:
+        owner, _, kind = stale.name[len(start) :].partition("-")
+        if owner.isdigit() and Path(f"/proc/{owner}").exists():
+            continue
+        if kind == _OLD and not target.exists():
+            os.rename(stale, target)
+        else:
             shutil.rmtree(stale, ignore_errors=True)
 
 
 def _publish(work: Path, target: Path) -> None:
-    for file in [*work.iterdir(), work]:
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
     work.chmod(0o755)
+    for path in [*work.iterdir(), work]:
+        _flush(path)
     if target.exists():
-        old = target.with_name(f".{target.name}.partial-{os.getpid()}-old")
+        old = target.with_name(_partial_name(target, str(os.getpid())) + _OLD)
         os.rename(target, old)
         os.rename(work, target)
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(work, target)
+    _flush(target.parent)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

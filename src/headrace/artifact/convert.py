@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith.numbers import FRACTION_BITS, TILE, rope_tables, sigmoid_table
+from headrace.artifact.check import weight_arrays
 from headrace.artifact.container import (
     TEMPLATE_NAME,
     TOKENIZER_NAME,
@@ -24,7 +25,6 @@ from headrace.artifact.container import (
     building,
     file_sha256,
     open_artifact,
-    weight_arrays,
 )
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest
 from headrace.artifact.packing import pack, pack_bias, pack_gain
@@ -78,8 +78,14 @@ def convert(
         + len(opened.tokenizer_json)
         + (1 << 20)
     )
+
+    def report(done: int, total: int) -> None:
+        opened.tensors.forget()  # what is packed is not needed any more
+        if progress is not None:
+            progress(done, total)
+
     with building(target, needed) as work:
-        _write_tensors(work, files, plan, progress or (lambda done, total: None))
+        _write_tensors(work, files, plan, report)
         (work / TOKENIZER_NAME).write_bytes(opened.tokenizer_json)
         if opened.template is not None:
             (work / TEMPLATE_NAME).write_text(opened.template, encoding="utf-8")

@@ -120,7 +120,9 @@ def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
         hidden_size=hidden,
         num_layers=natural(path, data, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=natural(path, data, "num_key_value_heads", heads if model_type == "llama" else None),
+        num_kv_heads=natural(
+            path, data, "num_key_value_heads", heads if model_type == "llama" else None
+        ),
         head_dim=head_dim,
         ffn_size=natural(path, data, "intermediate_size"),
         context=context,
@@ -165,7 +167,9 @@ def _refuse_variants(path: Path, model_type: str, data: Consumed, context: int) 
             raise UnsupportedError(f"{path}: {key} = {value!r:.60} is not supported")
     kinds = data.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise UnsupportedError(f"{path}: layer_types = {kinds!r:.60} is not supported: full_attention")
+        raise UnsupportedError(
+            f"{path}: layer_types = {kinds!r:.60} is not supported: full_attention"
+        )
     # A Mistral that does not say has a window of 4096.
     window = data.get("sliding_window", 4096 if model_type == "mistral" else None)
     if model_type != "mistral":  # use_sliding_window is off
@@ -232,7 +236,10 @@ class HFTensors:
     def names(self) -> set[str]:
         quantized = {n[: -len(".scales")] for n in self._stored if n.endswith(".scales")}
         extra = {
-            f"{n}.{part}" for n in quantized for part in ("scales", "biases") if f"{n}.weight" in self._stored
+            f"{n}.{part}"
+            for n in quantized
+            for part in ("scales", "biases")
+            if f"{n}.weight" in self._stored
         }
         return set(self._stored) - extra
 
@@ -293,7 +300,9 @@ class HFTensors:
         own = base.get(name, {})
         merged = {**base, **own} if isinstance(own, dict) else base
         if merged.get("mode", "affine") != "affine":
-            raise UnsupportedError(f"{self._path}: {name}: MLX mode {merged['mode']!r:.60}: affine is supported")
+            raise UnsupportedError(
+                f"{self._path}: {name}: MLX mode {merged['mode']!r:.60}: affine is supported"
+            )
         bits, group = merged.get("bits"), merged.get("group_size")
         if type(bits) is not int or bits not in (4, 8) or group not in (32, 64, 128):
             raise UnsupportedError(

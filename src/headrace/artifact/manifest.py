@@ -88,6 +88,10 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
+def _is_group(value: object) -> bool:
+    return type(value) is int and value in (32, 64)
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest. Raises FileError, UnsupportedError for another version."""
     return _Reader(path, read_object(path)).manifest()
@@ -150,7 +154,7 @@ class _Reader:
             if not isinstance(entry, dict) or set(entry) != {"format", "shape", "group"}:
                 raise self._fail(f"tensor {name!r}", "needs exactly format, shape and group")
             shape = entry["shape"]
-            if entry["format"] not in WEIGHT_FORMATS or entry["group"] not in (32, 64):
+            if entry["format"] not in WEIGHT_FORMATS or not _is_group(entry["group"]):
                 raise self._fail(f"tensor {name!r}", "format or group is not known")
             if (
                 not isinstance(shape, list)
@@ -168,7 +172,9 @@ class _Reader:
         body = self._typed(self._body, "tokenizer", dict)
         end = self._typed(body, "end", list)
         bos = body.get("bos")
-        if not all(type(v) is int and v >= 0 for v in end) or not (bos is None or type(bos) is int):
+        if not all(type(v) is int and v >= 0 for v in end) or not (
+            bos is None or (type(bos) is int and bos >= 0)
+        ):
             raise self._fail("tokenizer", "bos and end are not token ids")
         return TokenizerInfo(bos, self._typed(body, "add_bos", bool), tuple(end))
 

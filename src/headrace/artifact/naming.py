@@ -68,7 +68,6 @@ HF_HARMLESS = frozenset(
     [
         "_name_or_path",
         "architectures",
-        "auto_map",
         "attention_dropout",
         "bos_token_id",
         "eos_token_id",
@@ -93,15 +92,10 @@ HF_HARMLESS = frozenset(
         "task_specific_params",
         "tokenizer_class",
         "_attn_implementation_autoset",
-        "layer_types",
-        "rope_interleaved",
-        "mlp_only_layers",
         "chunk_size_feed_forward",
         "id2label",
         "label2id",
         "problem_type",
-        "is_encoder_decoder",
-        "add_cross_attention",
     ]
 )
 

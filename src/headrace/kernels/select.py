@@ -15,7 +15,7 @@ from headrace.kernels.native import NativeBackend
 from headrace.kernels.program import Backend
 from headrace.kernels.reference import ReferenceBackend
 
-TIERS = ("avx512", "avx2", "neon", "portable", "reference")  # best first
+TIERS = ("amx", "avx512", "avx2", "neon", "portable", "reference")  # best first
 
 NO_NATIVE = (
     "headrace runs on its NumPy reference, about a thousand times slower than its native kernels: install "

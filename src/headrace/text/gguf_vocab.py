@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import UnsupportedError
+from headrace.text import charsmap
 from headrace.text.gguf_metadata import MAX_MERGES, Entry, Kind, Metadata
 from headrace.text.pieces import SPACE
 from headrace.text.pretokenizers import Json, pre_tokenizer
@@ -242,6 +243,9 @@ def _charsmap(source: Metadata) -> list[Json]:
         raise source.error("precompiled_charsmap", "it holds what is not a byte") from None
     if not data:
         return []
+    cause = charsmap.fault(data)
+    if cause:
+        raise source.error("precompiled_charsmap", cause)
     return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}]
 
 

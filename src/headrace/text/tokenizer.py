@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Library
 from tokenizers.models import Unigram
 
-from headrace.errors import FileError
+from headrace.errors import FileError, HeadraceError
 from headrace.text import backend
 from headrace.text.detokenizer import Detokenizer
 from headrace.text.marks import Marks
@@ -73,14 +73,20 @@ class Tokenizer:
         file = Path(path)
         if not file.is_file():
             raise FileError(path, "tokenizer", "there is no such file")
-        library = _loaded(path, lambda: Library.from_file(str(path)))
-        return cls(library, lambda: file.read_text("utf-8"), bos=bos, eos=eos)
+
+        def load() -> Tokenizer:
+            library = Library.from_file(str(path))
+            return cls(library, lambda: file.read_text("utf-8"), bos=bos, eos=eos)
+
+        return _loaded(path, load)
 
     @classmethod
     def from_json(cls, text: str, *, bos: int | None = None, eos: Sequence[int] = ()) -> Tokenizer:
         """As `from_file`, from the file's text."""
-        library = _loaded("tokenizer.json", lambda: Library.from_str(text))
-        return cls(library, lambda: text, bos=bos, eos=eos)
+        return _loaded(
+            "tokenizer.json",
+            lambda: cls(Library.from_str(text), lambda: text, bos=bos, eos=eos),
+        )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -165,9 +171,11 @@ class Tokenizer:
         return Detokenizer(source, "keep" if continues else self._rule.lead)
 
 
-def _loaded(path: str | Path, load: Callable[[], Library]) -> Library:
+def _loaded(path: str | Path, load: Callable[[], Tokenizer]) -> Tokenizer:
     try:
         return load()
+    except HeadraceError:
+        raise
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not of class Exception

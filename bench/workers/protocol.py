@@ -1,0 +1,110 @@
+"""How a worker talks: a JSON line says that it is ready, then one answer for each request.
+
+What is timed is the same code for every system: `read` and `step` between two looks at the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERIOD = 251  # shares no factor with a block, a tile or a chunk
+Config = Mapping[str, Any]
+
+
+class Engine(ABC):
+    """A loaded model with one sequence."""
+
+    vocab: int
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Versions, build and settings: {"versions": {...}, "settings": {...}}."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget the sequence."""
+
+    @abstractmethod
+    def read(self, tokens: list[int]) -> None:
+        """Read tokens; the logits of the last are ready when this returns."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Pick the likeliest token and read it."""
+
+    @abstractmethod
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """Logits after each token of a new sequence, [len, vocab]."""
+
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        return {"prefill": self._prefill, "decode": self._decode, "save_logits": self._save_logits}
+
+    def _prefill(self, tokens: int) -> dict[str, Any]:
+        prompt = painted_tokens(tokens, self.vocab)
+        self.reset()
+        start = time.perf_counter()
+        self.read(prompt)
+        return {"seconds": time.perf_counter() - start}
+
+    def _decode(self, context: int, steps: int) -> dict[str, Any]:
+        self.reset()
+        self.read(painted_tokens(context, self.vocab))
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return {"seconds": time.perf_counter() - start}
+
+    def _save_logits(self, tokens: list[int], path: str) -> dict[str, Any]:
+        np.save(path, self.logits(tokens))
+        return {}
+
+
+def painted_tokens(count: int, vocab: int) -> list[int]:
+    """The same tokens on every machine and for every system."""
+    return [(7 + 193 * (i % PERIOD)) % vocab for i in range(count)]
+
+
+def pin(threads: int) -> None:
+    """Keep this process on the last `threads` processors, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[-threads:])
+
+
+def main(make: Callable[[Config], Engine]) -> None:
+    """Serve an engine made from the configuration on the command line."""
+    config, out = begin()
+    engine = make(config)
+    serve(out, engine.facts(), engine.commands())
+
+
+def begin() -> tuple[Config, TextIO]:
+    """The configuration, and the stream of answers: what a library prints goes to standard error."""
+    config: Config = json.loads(sys.argv[1])
+    pin(int(config["threads"]))
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return config, out
+
+
+def serve(
+    out: TextIO, facts: dict[str, Any], commands: Mapping[str, Callable[..., dict[str, Any]]]
+) -> None:
+    """Say that this worker is ready and answer until standard input ends."""
+    _say(out, facts)
+    for line in sys.stdin:
+        request = json.loads(line)
+        _say(out, commands[request.pop("do")](**request))
+
+
+def _say(out: TextIO, value: dict[str, Any]) -> None:
+    print(json.dumps(value), file=out, flush=True)
