@@ -82,7 +82,8 @@ class Worker:
 
     def close(self) -> None:
         """End the worker; waits for it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         for pipe in (self._process.stdin, self._process.stdout):
             try:
                 pipe.close()

@@ -10,55 +10,72 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
+PARTS = ("speed", "quality", "load", "profile", "report")
+
 
 @dataclass(frozen=True)
 class Settings:
-    """gguf: the model; pulled and checked against its pin where None.
+    """gguf: the model; pulled and checked against its pin where None. q4_0: llama.cpp's requantised file,
+    made where None.
 
-    peer_python: interpreters with llama-cpp-python, one for each build to compare. torch_python: one with
+    llama_python: interpreters with llama-cpp-python, one for each build to compare. torch_python: one with
     torch, transformers and gguf. work: a folder for what is made on the way.
     """
 
     gguf: Path | None = None
-    peer_python: tuple[Path, ...] = ()
-    torch_python: Path = Path(sys.executable)
+    q4_0: Path | None = None
+    llama_python: tuple[Path, ...] = ()
+    torch_python: Path | None = None
     work: Path = ROOT / "build" / "bench"
     results: Path = ROOT / "bench" / "results"
     threads: tuple[int, ...] = (1, 2)
-    rounds: int = 5
-    steps: int = 64  # decode steps of one sample
+    rounds: int = 7
+    steps: int = 48  # decode steps of one sample
     pause: float = 0.3  # seconds between samples, for the threads of the last one to stop spinning
 
 
-def parse(program: str, arguments: Sequence[str] | None = None) -> Settings:
-    """The settings of a command line."""
-    parser = argparse.ArgumentParser(prog=program)
+def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Settings]:
+    """The parts to run and the settings, of a command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure, record, report.")
     default = Settings()
     add = parser.add_argument
+    add("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} or all (the default)")
     add("--gguf", type=Path, help="the model; pulled and checked if not given")
-    add(
-        "--peer-python", type=_program, action="append", help="an interpreter with llama-cpp-python"
-    )
-    add("--torch-python", type=_program, default=default.torch_python, help="one with transformers")
-    add("--work", type=Path, default=default.work)
+    add("--q4-0", type=Path, help="llama.cpp's Q4_0 of it; made if not given")
+    add("--llama-python", type=_program, action="append", help="a Python with llama-cpp-python")
+    add("--torch-python", type=_program, help="a Python with transformers, torch and gguf")
+    add("--work", type=Path, default=default.work, help="where files are made")
     add("--results", type=Path, default=default.results, help="folder of the recorded rows")
     add("--threads", type=int, nargs="+", default=list(default.threads))
     add("--rounds", type=int, default=default.rounds)
     add("--steps", type=int, default=default.steps)
     add("--pause", type=float, default=default.pause)
     given = vars(parser.parse_args(arguments))
-    given["peer_python"] = tuple(given["peer_python"] or ())
+    parts = _parts(parser, given.pop("parts"))
+    given["llama_python"] = tuple(given["llama_python"] or ())
     given["threads"] = tuple(given["threads"])
-    given["work"].mkdir(parents=True, exist_ok=True)
-    return Settings(**given)
+    return parts, Settings(**given)
 
 
-def command(what: str, settings: Settings) -> str:
+def command(part: str, settings: Settings) -> str:
     """The command line without this machine's paths, to be recorded."""
-    peers = " --peer-python PYTHON" * len(settings.peer_python)
-    return f"python -m bench.{what}{peers} --rounds {settings.rounds}"
+    peers = " --llama-python LLAMA/bin/python" * len(settings.llama_python)
+    torch = " --torch-python TORCH/bin/python" if settings.torch_python else ""
+    return f"python -m bench {part}{peers}{torch} --rounds {settings.rounds}"
+
+
+def _parts(parser: argparse.ArgumentParser, given: list[str]) -> tuple[str, ...]:
+    unknown = [part for part in given if part not in (*PARTS, "all")]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is not a part; parts: {', '.join(PARTS)}, all")
+    return PARTS if not given or "all" in given else tuple(p for p in PARTS if p in given)
 
 
 def _program(text: str) -> Path:
     """A path that is not resolved: an environment's interpreter is a link."""
     return Path(text).expanduser().absolute()
+
+
+def own_python() -> Path:
+    """The interpreter that runs headrace: this one."""
+    return Path(sys.executable)

@@ -65,32 +65,29 @@ class Headrace(Engine):
         greedy = SamplingParams(temperature=0.0)
         return Sampler(greedy, 0, self.vocab, self._engine.fraction_bits)
 
-    def _share(self, context: int, steps: int) -> dict[str, Any]:
+    def _share(self, context: int, steps: int, sampled: bool = False) -> dict[str, Any]:
         """Seconds of whole steps, as `LLM` makes them, and of the native calls in them."""
         stopwatch = _Stopwatch(self._engine._runner)
-        self._engine._runner = stopwatch
-        params = SamplingParams(temperature=0.0, max_tokens=steps + 1)
+        self._engine._runner, ends = stopwatch, self._engine.end_tokens
+        self._engine.end_tokens = frozenset()
+        drawn = SamplingParams(temperature=0.7, top_p=0.95, seed=1, max_tokens=steps + 1)
+        params = drawn if sampled else SamplingParams(temperature=0.0, max_tokens=steps + 1)
         tokens = self._engine.generate(painted_tokens(context, self.vocab), params)
         try:
             next(tokens)
-            stopwatch.seconds, start, count = 0.0, time.perf_counter(), 0
-            for _ in tokens:
-                count += 1
-            return {
-                "seconds": time.perf_counter() - start,
-                "native": stopwatch.seconds,
-                "steps": count,
-            }
+            stopwatch.seconds, start = 0.0, time.perf_counter()
+            count = sum(1 for _ in tokens)
+            seconds = time.perf_counter() - start
         finally:
-            self._engine._runner = stopwatch.runner
+            self._engine._runner, self._engine.end_tokens = stopwatch.runner, ends
+        return {"seconds": seconds, "native": stopwatch.seconds, "steps": count}
 
     def _operations(self, context: int, steps: int) -> dict[str, Any]:
-        """Median seconds of one step by operation, each run alone, less what an empty run takes."""
+        """Seconds of single steps by operation, each run alone, less what an empty run takes."""
         self.reset()
         self.read(painted_tokens(context, self.vocab))
         samples = [self._step_by_operation() for _ in range(steps)]
-        names = samples[0]
-        seconds = {name: float(np.median([s[name] for s in samples])) for name in names}
+        seconds = {name: [s[name] for s in samples] for name in samples[0]}
         nbytes: dict[str, int] = defaultdict(int)
         for op in self._engine._program.ops:
             nbytes[_op_name(op, self._engine.shape)] += _op_bytes(op)

@@ -5,6 +5,8 @@ namespace headrace {
 namespace HEADRACE_ISA {
 namespace {
 
+#define UNROLL _Pragma("GCC unroll 16")
+
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline void store512(void* p, __m512i v) { _mm512_storeu_si512(p, v); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -17,45 +19,63 @@ inline __m512i broadcast4(const void* bytes) {
 
 // Lanes of tile t that a query sees which sees `visible` keys.
 inline __mmask16 seen_lanes(int visible, int t) {
-  const int left = visible - t * kTile;
-  return left >= kTile ? 0xFFFF : __mmask16((1u << left) - 1);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(visible - t * kTile));
 }
 
 // ---- scores ------------------------------------------------------------------------------------------
 
-// The query heads of one call. vpdpbusd wants one unsigned operand: keys are read as k + 128, and
-// starts = 8 - 128 * sum(q) takes that off and adds the rounding half.
+// The query heads of one call, a record of `stride` words each: base, visible, starts [blocks], scales [blocks]
+// and, from word `codes` on, head_dim bytes of codes. vpdpbusd wants one unsigned operand: keys are read as
+// k + 128, and starts = 8 - 128 * sum(q) takes that off and adds the rounding half.
 struct Queries {
-  int rows, blocks, num_tiles, most;  // most: of the visible keys
-  int8_t* codes;            // [rows][head_dim]
-  int32_t *starts, *scales; // [rows][blocks]
-  int32_t* base;            // [rows]
-  const int32_t* visible;   // [rows]
-  int32_t* best;            // [rows][16]: the largest score of each lane so far
-  int32_t* scores;          // [rows][16 num_tiles]
+  int32_t* record(int row) const { return records + ptrdiff_t(row) * stride; }
+  int32_t* scores_of(int row) const { return scores + ptrdiff_t(row) * num_tiles * kTile; }
+
+  int rows, blocks, head_dim, stride, codes;
+  int most, num_tiles;           // visible keys, and the tiles that hold them, rounded up to two
+  int lowest_base, highest_base;
+  int32_t mantissa;
+  int32_t* records;
+  int32_t* best;                 // [rows][16]: the largest score of each lane so far
+  int32_t* scores;               // [rows][num_tiles][16]
 };
 
-// What scoring needs from one tile besides its codes. The exponents are those of even and odd keys plus one.
-struct TileKeys {
-  __m512i even, odd;
-  int lowest, highest;
+// Blocks blocks of one tile of keys, from block `first` on, with what ends a score: the exponents of even and
+// odd keys plus one, and whether they are such that no score needs a clip.
+template <int Blocks>
+struct Keys {
+  __m512i code[8 * Blocks], scale[Blocks], even, odd;
+  const int16_t* exponents;
+  bool plain;
 };
-
-inline TileKeys read_exponents(const int16_t* exponents, __mmask16 seen) {
-  const __m512i all = _mm512_cvtepi16_epi32(load256(exponents));
-  const __m512i e = _mm512_mask_mov_epi32(_mm512_set1_epi32(exponents[0]), seen, all);
-  const __m512i next = _mm512_add_epi32(e, _mm512_set1_epi32(1));
-  return {_mm512_srai_epi64(_mm512_slli_epi64(next, 32), 32), _mm512_srai_epi64(next, 32), _mm512_reduce_min_epi32(e),
-          _mm512_reduce_max_epi32(e)};
-}
 
 // Scores are acc * mantissa / 2^n, rounded, n = base - key exponent. |acc| <= 4 * 32512 * 8321 < 2^30.01 and
-// mantissa < 2^30, so for n >= 31 the product shifted by n - 1 fits int32, and no score needs a clip.
-inline __m512i finish_scores(__m512i acc, const TileKeys& keys, const int16_t* exponents, int32_t base, int32_t mantissa) {
-  if (__builtin_expect(base - keys.highest < 31 || base - keys.lowest > 62, 0)) {
+// mantissa < 2^30, so for n >= 31 the product shifted by n - 1 fits int32 and the score is below 2^30.
+template <int Blocks>
+inline Keys<Blocks> read_keys(const uint8_t* tile, int t, int first, const Queries& q) {
+  const TileFields at(q.head_dim);
+  Keys<Blocks> keys;
+  UNROLL for (int p = 0; p < 8 * Blocks; ++p)
+    keys.code[p] = _mm512_xor_si512(load512(tile + (first * 8 + p) * 64), _mm512_set1_epi8(char(0x80)));
+  UNROLL for (int b = 0; b < Blocks; ++b)
+    keys.scale[b] = _mm512_cvtepu16_epi32(load256(tile + at.key_scales + size_t(first + b) * kTile * 2));
+  keys.exponents = reinterpret_cast<const int16_t*>(tile + at.key_exponent);
+  const __m512i all = _mm512_cvtepi16_epi32(load256(keys.exponents));
+  const __m512i e = _mm512_mask_mov_epi32(_mm512_set1_epi32(keys.exponents[0]), seen_lanes(q.most, t), all);
+  const __m512i next = _mm512_add_epi32(e, _mm512_set1_epi32(1));
+  keys.even = _mm512_srai_epi64(_mm512_slli_epi64(next, 32), 32);
+  keys.odd = _mm512_srai_epi64(next, 32);
+  keys.plain = q.lowest_base - _mm512_reduce_max_epi32(e) >= 31 && q.highest_base - _mm512_reduce_min_epi32(e) <= 62;
+  return keys;
+}
+
+template <int Blocks>
+inline __m512i finish_scores(__m512i acc, const Keys<Blocks>& keys, int32_t base, int32_t mantissa) {
+  if (__builtin_expect(!keys.plain, 0)) {
     alignas(64) int32_t values[kTile];
     store512(values, acc);
-    for (int j = 0; j < kTile; ++j) values[j] = score_of(values[j], mantissa, base - exponents[j]);
+    for (int j = 0; j < kTile; ++j) values[j] = score_of(values[j], mantissa, base - keys.exponents[j]);
     return load512(values);
   }
   const __m512i factor = _mm512_set1_epi64(mantissa), shift = _mm512_set1_epi64(base);
@@ -66,50 +86,60 @@ inline __m512i finish_scores(__m512i acc, const TileKeys& keys, const int16_t* e
   return _mm512_srai_epi32(_mm512_add_epi32(both, _mm512_set1_epi32(1)), 1);
 }
 
-// Scores of every query against Blocks blocks of one tile, from block `first` on; the sums of wider heads wait
-// in the scores between calls. Block sums fit int16, so vpmaddwd multiplies them by their combined scale.
-template <int Blocks>
-void score_tile(const AttentionShape& shape, const uint8_t* tile, int t, int first, const Queries& q) {
-  const TileFields at(shape.head_dim);
-  const int r = dot_shift(q.blocks);
-  const bool begin = first == 0, end = first + Blocks == q.blocks;
-  const int16_t* exponents = reinterpret_cast<const int16_t*>(tile + at.key_exponent);
-  const TileKeys keys = read_exponents(exponents, seen_lanes(q.most, t));
-  __m512i code[8 * Blocks], scale[Blocks];
-  for (int p = 0; p < 8 * Blocks; ++p)
-    code[p] = _mm512_xor_si512(load512(tile + (first * 8 + p) * 64), _mm512_set1_epi8(char(0x80)));
-  for (int b = 0; b < Blocks; ++b)
-    scale[b] = _mm512_cvtepu16_epi32(load256(tile + at.key_scales + size_t(first + b) * kTile * 2));
-  for (int row = 0; row < q.rows; ++row) {
-    if (q.visible[row] <= t * kTile) continue;
-    const int8_t* codes = q.codes + ptrdiff_t(row) * shape.head_dim + first * kBlock;
-    const int32_t *starts = q.starts + row * q.blocks + first, *scales = q.scales + row * q.blocks + first;
-    int32_t* out = q.scores + (ptrdiff_t(row) * q.num_tiles + t) * kTile;
-    __m512i acc = begin ? _mm512_setzero_si512() : load512(out);
-    for (int b = 0; b < Blocks; ++b) {
-      __m512i even = _mm512_set1_epi32(starts[b]), odd = _mm512_setzero_si512();
-      for (int p = 8 * b; p < 8 * b + 8; p += 2) {
-        even = _mm512_dpbusd_epi32(even, code[p], broadcast4(codes + 4 * p));
-        odd = _mm512_dpbusd_epi32(odd, code[p + 1], broadcast4(codes + 4 * p + 4));
-      }
-      const __m512i narrow = _mm512_srai_epi32(_mm512_add_epi32(even, odd), 4);
-      const __m512i combined = _mm512_mulhrs_epi16(scale[b], _mm512_set1_epi32(scales[b]));
-      acc = _mm512_add_epi32(acc, _mm512_srai_epi32(_mm512_madd_epi16(narrow, combined), r));
+// R3's accumulators of Rows queries, several at once to hide vpdpbusd's latency. Block sums fit int16, so
+// vpmaddwd multiplies them by their combined scale.
+template <int Blocks, int Rows, bool Shift>
+inline void add_blocks(const Keys<Blocks>& keys, int first, const Queries& q, const int32_t* record, __m512i* acc) {
+  UNROLL for (int b = 0; b < Blocks; ++b) {
+    const int32_t *start = record + 2 + first + b, *scale = start + q.blocks;
+    const int32_t* code = record + q.codes + 8 * (first + b);
+    __m512i sum[Rows];
+    UNROLL for (int i = 0; i < Rows; ++i) sum[i] = _mm512_set1_epi32(start[i * q.stride]);
+    UNROLL for (int p = 0; p < 8; ++p)
+      UNROLL for (int i = 0; i < Rows; ++i)
+        sum[i] = _mm512_dpbusd_epi32(sum[i], keys.code[8 * b + p], _mm512_set1_epi32(code[i * q.stride + p]));
+    UNROLL for (int i = 0; i < Rows; ++i) {
+      const __m512i combined = _mm512_mulhrs_epi16(keys.scale[b], _mm512_set1_epi32(scale[i * q.stride]));
+      const __m512i product = _mm512_madd_epi16(_mm512_srai_epi32(sum[i], 4), combined);
+      acc[i] = _mm512_add_epi32(acc[i], Shift ? _mm512_srai_epi32(product, dot_shift(q.blocks)) : product);
     }
-    if (end) {
-      acc = finish_scores(acc, keys, exponents, q.base[row], shape.scale_mantissa);
-      int32_t* best = q.best + row * kTile;
-      store512(best, _mm512_mask_max_epi32(load512(best), seen_lanes(q.visible[row], t), load512(best), acc));
-    }
-    store512(out, acc);
   }
 }
 
-void score_all(const AttentionShape& shape, const uint8_t* const* tiles, const Queries& q) {
-  for (int t = 0; t < q.num_tiles; ++t) {
+// Scores of Rows queries from `row` on. The accumulators of heads wider than Blocks wait in the scores.
+template <int Blocks, int Rows, bool Shift>
+inline void score_rows(const Keys<Blocks>& keys, int t, int first, const Queries& q, int row) {
+  const int32_t* record = q.record(row);
+  int32_t* out = q.scores_of(row) + t * kTile;
+  const ptrdiff_t step = ptrdiff_t(q.num_tiles) * kTile;
+  __m512i acc[Rows];
+  UNROLL for (int i = 0; i < Rows; ++i) acc[i] = first == 0 ? _mm512_setzero_si512() : load512(out + i * step);
+  add_blocks<Blocks, Rows, Shift>(keys, first, q, record, acc);
+  if (first + Blocks == q.blocks) {
+    UNROLL for (int i = 0; i < Rows; ++i) {
+      acc[i] = finish_scores(acc[i], keys, record[i * q.stride], q.mantissa);
+      int32_t* best = q.best + (row + i) * kTile;
+      const __m512i before = load512(best);
+      store512(best, _mm512_mask_max_epi32(before, seen_lanes(record[i * q.stride + 1], t), before, acc[i]));
+    }
+  }
+  UNROLL for (int i = 0; i < Rows; ++i) store512(out + i * step, acc[i]);
+}
+
+template <int Blocks, bool Shift>
+void score_tile(const uint8_t* tile, int t, int first, const Queries& q) {
+  const Keys<Blocks> keys = read_keys<Blocks>(tile, t, first, q);
+  int row = 0;
+  for (; row + 4 <= q.rows; row += 4) score_rows<Blocks, 4, Shift>(keys, t, first, q, row);
+  for (; row < q.rows; ++row) score_rows<Blocks, 1, Shift>(keys, t, first, q, row);
+}
+
+template <bool Shift>
+void score_all(const uint8_t* const* tiles, const Queries& q) {
+  for (int t = 0; t * kTile < q.most; ++t) {
     int b = 0;
-    for (; b + 2 <= q.blocks; b += 2) score_tile<2>(shape, tiles[t], t, b, q);
-    if (b < q.blocks) score_tile<1>(shape, tiles[t], t, b, q);
+    for (; b + 2 <= q.blocks; b += 2) score_tile<2, Shift>(tiles[t], t, b, q);
+    if (b < q.blocks) score_tile<1, Shift>(tiles[t], t, b, q);
   }
 }
 
@@ -182,22 +212,18 @@ inline int64_t sum_unsigned(__m512i v) {
   return _mm512_reduce_add_epi64(_mm512_add_epi64(low, _mm512_srli_epi64(v, 32)));
 }
 
-// Returns the total weight of one query's keys; its combined weights go to mix.
-inline int64_t weigh(const uint8_t* const* tiles, const AttentionShape& shape, int visible, int32_t best, int top,
-                     const int32_t* scores, Mix* mix) {
-  const TileFields at(shape.head_dim);
-  const int blocks = shape.head_dim / kBlock, num_tiles = (visible + kTile - 1) / kTile;
+// Scores become weights, of an even number of tiles; returns their total.
+inline int64_t weigh(int32_t* scores, int visible, int32_t best) {
   const __m512i most = _mm512_set1_epi32(best);
   __m512i part = _mm512_setzero_si512();
   int64_t total = 0;
-  mix->count = 0;
-  for (int t = 0; t < num_tiles; t += 2) {
+  for (int t = 0; t * kTile < visible; t += 2) {
     __m512i a = distance(scores, t, visible, most), b = distance(scores, t + 1, visible, most);
     exp2_pair(&a, &b);
+    store512(scores + t * kTile, a);
+    store512(scores + (t + 1) * kTile, b);
     part = _mm512_add_epi32(part, _mm512_add_epi32(a, b));
     if (t % 32768 == 32766) total += sum_unsigned(part), part = _mm512_setzero_si512();  // 32768 * 65536 = 2^31
-    add_tile(tiles[t], at, blocks, top, t, a, mix);
-    if (t + 1 < num_tiles) add_tile(tiles[t + 1], at, blocks, top, t + 1, b, mix);
   }
   return total + sum_unsigned(part);
 }
@@ -232,7 +258,8 @@ void add_values(const uint8_t* const* tiles, const TileFields& at, int head_dim,
         for (int b = 0; b < Blocks; ++b) {
           const __m512i l = broadcast4(c + 8 * b), h = broadcast4(c + 8 * b + 4);
           for (int j = 2 * b; j < 2 * b + 2; ++j) {
-            const __m512i v = load512(values + 64 * j);
+            __m512i v = load512(values + 64 * j);
+            asm("" : "+v"(v));  // one load for both
             low[g & 1][j] = _mm512_dpbusd_epi32(low[g & 1][j], l, v);
             high[g & 1][j] = _mm512_dpbusd_epi32(high[g & 1][j], h, v);
           }
@@ -281,24 +308,33 @@ struct Scratch {
 
 Queries make_queries(const AttentionShape& shape, const int32_t* const* q, const int32_t* visible, int rows,
                      Scratch* scratch) {
-  const int d = shape.head_dim, blocks = d / kBlock;
-  int most = 0;
-  for (int row = 0; row < rows; ++row) most = visible[row] > most ? visible[row] : most;
-  const int num_tiles = (most + kTile - 1) / kTile;
-  const size_t words = size_t(rows) * blocks;
-  const Queries out{rows, blocks, num_tiles, most, scratch->take<int8_t>(size_t(rows) * d), scratch->take<int32_t>(words),
-                    scratch->take<int32_t>(words), scratch->take<int32_t>(rows), visible,
-                    scratch->take<int32_t>(size_t(rows) * kTile), scratch->take<int32_t>(size_t(rows) * num_tiles * kTile)};
+  Queries out{};
+  out.rows = rows;
+  out.head_dim = shape.head_dim;
+  out.blocks = shape.head_dim / kBlock;
+  out.codes = (2 + 2 * out.blocks + 15) / 16 * 16;
+  out.stride = out.codes + shape.head_dim / 4;
+  out.mantissa = shape.scale_mantissa;
+  out.lowest_base = INT32_MAX, out.highest_base = INT32_MIN;
+  out.records = scratch->take<int32_t>(size_t(rows) * out.stride);
+  out.best = scratch->take<int32_t>(size_t(rows) * kTile);
   for (int row = 0; row < rows; ++row) {
+    int32_t* record = out.record(row);
     int16_t scales[kMaxHeadBlocks], sums[kMaxHeadBlocks];
-    const int32_t exponent = quantize_to(q[row], d, -shape.fraction_bits, out.codes + ptrdiff_t(row) * d, scales, sums);
-    for (int b = 0; b < blocks; ++b) {
-      out.starts[row * blocks + b] = 8 - 128 * sums[b];
-      out.scales[row * blocks + b] = scales[b];
+    int8_t* codes = reinterpret_cast<int8_t*>(record + out.codes);
+    record[0] = score_base(shape, quantize_to(q[row], shape.head_dim, -shape.fraction_bits, codes, scales, sums));
+    record[1] = visible[row];
+    for (int b = 0; b < out.blocks; ++b) {
+      record[2 + b] = 8 - 128 * sums[b];
+      record[2 + out.blocks + b] = scales[b];
     }
-    out.base[row] = score_base(shape, exponent);
+    out.most = visible[row] > out.most ? visible[row] : out.most;
+    out.lowest_base = record[0] < out.lowest_base ? record[0] : out.lowest_base;
+    out.highest_base = record[0] > out.highest_base ? record[0] : out.highest_base;
     store512(out.best + row * kTile, _mm512_set1_epi32(INT32_MIN));
   }
+  out.num_tiles = (out.most + 2 * kTile - 1) / (2 * kTile) * 2;
+  out.scores = scratch->take<int32_t>(size_t(rows) * out.num_tiles * kTile);
   return out;
 }
 
@@ -306,15 +342,22 @@ void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int3
             int rows, int32_t* const* out, void* memory, int64_t* clipped) {
   Scratch scratch{static_cast<uint8_t*>(memory)};
   const Queries queries = make_queries(shape, q, visible, rows, &scratch);
-  score_all(shape, tiles, queries);
+  if (dot_shift(queries.blocks) == 0) {
+    score_all<false>(tiles, queries);
+  } else {
+    score_all<true>(tiles, queries);
+  }
   const TileFields at(shape.head_dim);
   const int pairs = (queries.blocks + 1) / 2;
   Mix mix{scratch.take<uint8_t>(size_t(queries.num_tiles) * pairs * 64), scratch.take<int32_t>(queries.num_tiles + 1), 0, pairs};
   for (int row = 0; row < rows; ++row) {
-    const int32_t* scores = queries.scores + ptrdiff_t(row) * queries.num_tiles * kTile;
+    int32_t* scores = queries.scores_of(row);
     const int32_t best = _mm512_reduce_max_epi32(load512(queries.best + row * kTile));
     const int top = largest_exponent(tiles, at, visible[row]);
-    const int64_t total = weigh(tiles, shape, visible[row], best, top, scores, &mix);
+    const int64_t total = weigh(scores, visible[row], best);
+    mix.count = 0;
+    for (int t = 0; t * kTile < visible[row]; ++t)
+      add_tile(tiles[t], at, queries.blocks, top, t, load512(scores + t * kTile), &mix);
     alignas(64) int64_t acc[kMaxHeadDim];
     std::memset(acc, 0, size_t(shape.head_dim) * sizeof(int64_t));
     for (int pair = 0; pair < pairs; ++pair) {

@@ -10,8 +10,9 @@ namespace headrace {
 
 namespace {
 
-constexpr int kBarrierSpins = 20000;  // about 0.2 ms, then let others run
-constexpr auto kIdleSpin = std::chrono::microseconds(200);
+constexpr uint64_t kIdle = uint64_t(0xFFFFFFFF) << 32;  // no stage: nothing to take
+constexpr int kStageSpins = 2000;                       // some 50 us, then let others run
+constexpr auto kIdleSpin = std::chrono::milliseconds(1);
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -21,26 +22,11 @@ inline void relax() {
 #endif
 }
 
+inline uint64_t stage_word(int stage) { return uint64_t(uint32_t(stage)) << 32; }
+
 }  // namespace
 
-void Barrier::wait() {
-  if (num_threads_ == 1) return;
-  const int phase = phase_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    return;
-  }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < kBarrierSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
-}
-
-Pool::Pool(int num_threads) : num_threads_(num_threads), barrier_(num_threads) {
+Pool::Pool(int num_threads, Job& job) : num_threads_(num_threads), job_(job), next_(kIdle) {
   for (int thread = 1; thread < num_threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
@@ -48,47 +34,70 @@ Pool::~Pool() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
-    generation_.fetch_add(1);
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
 
-void Pool::run(const std::function<void(int)>& task) {
-  if (num_threads_ == 1) return task(0);
-  task_ = &task;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
+void Pool::run(int begin, int end) {
+  end_ = end;
+  advance(begin - 1);
+  if (sleepers_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);  // a worker between its last look and its sleep holds this
+    wake_.notify_all();
   }
-  wake_.notify_all();
-  task(0);
-  barrier_.wait();
+  while (help(0)) {
+  }
 }
 
-// The generation after `seen`: spin for a moment, then sleep.
-int Pool::await(int seen) {
-  const auto end = std::chrono::steady_clock::now() + kIdleSpin;
-  while (std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 64; ++i) {
-      const int now = generation_.load(std::memory_order_acquire);
-      if (now != seen) return now;
+// Opens the next stage that has units, or ends the run. Only the thread that ended `stage` comes here.
+void Pool::advance(int stage) {
+  int next = stage + 1;
+  while (next < end_ && job_.units(next) == 0) ++next;
+  done_.store(0, std::memory_order_relaxed);
+  next_.store(next < end_ ? stage_word(next) : kIdle);
+}
+
+// Takes one unit, or waits for the next stage when there is none left; false when nothing runs. The unit taken
+// belongs to the stage that is current at that moment, whatever was current before.
+bool Pool::help(int thread) {
+  const uint64_t seen = next_.load(std::memory_order_acquire);
+  if (seen >= kIdle) return false;
+  const uint64_t taken = next_.fetch_add(1, std::memory_order_acq_rel);
+  if (taken >= kIdle) return false;
+  const int stage = int(taken >> 32), unit = int(uint32_t(taken)), units = job_.units(stage);
+  if (unit < units) {
+    job_.run(stage, unit, thread);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) advance(stage);
+    return true;
+  }
+  for (int spins = 0; next_.load(std::memory_order_acquire) >> 32 == taken >> 32; ++spins) {
+    if (spins < kStageSpins) {
       relax();
+    } else {
+      std::this_thread::yield();
     }
   }
-  std::unique_lock<std::mutex> lock(mutex_);
-  wake_.wait(lock, [&] { return generation_.load() != seen; });
-  return generation_.load();
+  return true;
 }
 
 void Pool::work(int thread) {
-  int seen = 0;
-  while (true) {
-    seen = await(seen);
-    if (stop_) return;
-    (*task_)(thread);
-    barrier_.wait();
+  while (!stop_) {
+    const auto end = std::chrono::steady_clock::now() + kIdleSpin;
+    do {
+      while (help(thread)) {
+      }
+      for (int i = 0; i < 16; ++i) relax();
+    } while (std::chrono::steady_clock::now() < end && !stop_);
+    sleep();
   }
+}
+
+void Pool::sleep() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++sleepers_;
+  wake_.wait(lock, [this] { return next_.load() < kIdle || stop_; });
+  --sleepers_;
 }
 
 }  // namespace headrace

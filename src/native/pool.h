@@ -1,49 +1,52 @@
-// A small pool of threads that run one function together and meet at barriers.
+// A small pool of threads that work through a job: stages, one after the other, of units that any thread takes.
+//
+// No thread waits for another one to arrive: a stage ends with its last unit, and whoever is late joins the
+// stage that is current by then. A thread that the system has put aside delays the others only if it holds a
+// unit. Which thread does a unit must not matter to the result.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace headrace {
 
-// All threads that share one barrier call wait(); none goes on before the last has come.
-class Barrier {
+class Job {
  public:
-  explicit Barrier(int num_threads) : num_threads_(num_threads) {}
-  void wait();
-
- private:
-  const int num_threads_;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> phase_{0};
+  virtual ~Job() = default;
+  // The number of units of a stage; asked for after the stages before it have ended. 0 skips the stage.
+  virtual int units(int stage) const = 0;
+  virtual void run(int stage, int unit, int thread) = 0;
 };
 
 // num_threads - 1 workers and the caller. Idle workers spin for a moment, then sleep.
 class Pool {
  public:
-  explicit Pool(int num_threads);
+  // The job outlives the pool.
+  Pool(int num_threads, Job& job);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int size() const { return num_threads_; }
-  Barrier& barrier() { return barrier_; }
 
-  // Runs task(thread) for thread 0 (the caller) to size() - 1 and returns when all are done.
-  void run(const std::function<void(int)>& task);
+  // Runs the stages [begin, end); the caller is thread 0 and returns when all are done.
+  void run(int begin, int end);
 
  private:
   void work(int thread);
-  int await(int seen);
+  void sleep();
+  bool help(int thread);
+  void advance(int stage);
 
   const int num_threads_;
-  Barrier barrier_;
-  const std::function<void(int)>* task_ = nullptr;
-  std::atomic<int> generation_{0};
+  Job& job_;
+  int end_ = 0;
+  alignas(64) std::atomic<uint64_t> next_;  // stage << 32 | units taken
+  alignas(64) std::atomic<int> done_{0};    // units of the stage that have ended
+  alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

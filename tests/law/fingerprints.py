@@ -30,15 +30,20 @@ def fingerprint(artifact: Artifact, kernels: str | None = None, threads: int | N
         return engine.stats.fingerprint
 
 
+def weights_sha256(artifact: Artifact) -> str:
+    """The hash of the packed weights: the same bytes on every machine."""
+    return artifact.manifest.files["dense-00001.safetensors"].sha256
+
+
 def record(default_model: Path) -> dict[str, object]:
     prints = {"smollm2:135m": fingerprint(open_artifact(default_model))}
-    identities = {"smollm2:135m": open_artifact(default_model).identity}
+    weights = {"smollm2:135m": weights_sha256(open_artifact(default_model))}
     with tempfile.TemporaryDirectory() as base:
         for name in tiny.FAMILIES:
             artifact = tiny.make(Path(base) / name, name)
             prints[f"tiny-{name}"] = fingerprint(artifact)
-            identities[f"tiny-{name}"] = artifact.identity
-    return {"arithmetic": ARITHMETIC_VERSION, "fingerprints": prints, "identities": identities}
+            weights[f"tiny-{name}"] = weights_sha256(artifact)
+    return {"arithmetic": ARITHMETIC_VERSION, "fingerprints": prints, "weights": weights}
 
 
 if __name__ == "__main__":

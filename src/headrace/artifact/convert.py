@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import localcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,15 @@ def _write_weight(where: dict[str, TensorFileWriter], name: str, part: Part) -> 
     where[f"{name}.row"].write(f"{name}.row", row)
 
 
+def _source_digest(source: Source) -> str:
+    """SHA-256 of a source that is one file; of its files' digests, in order, if there are several.
+
+    No name is part of it: a renamed source gives the same bytes.
+    """
+    digests = [file_sha256(file) for file in source.files]
+    return digests[0] if len(digests) == 1 else sha256("\n".join(digests).encode()).hexdigest()
+
+
 def _write_manifest(work: Path, source: Source, plan: Plan) -> None:
     files = {
         file.name: FileEntry(file.stat().st_size, file_sha256(file))
@@ -272,7 +282,7 @@ def _write_manifest(work: Path, source: Source, plan: Plan) -> None:
         config=source.config.to_json(),
         tensors=plan.entries(),
         tokenizer=source.tokenizer,
-        source={"kind": source.kind, "name": source.path.name},
+        source={"kind": source.kind, "sha256": _source_digest(source)},
         files=files,
     )
     (work / MANIFEST_NAME).write_bytes(manifest.to_bytes())

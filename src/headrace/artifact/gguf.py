@@ -59,9 +59,13 @@ class GGUFTensor:
 class GGUFFile:
     """Metadata and tensors of a GGUF file (all parts of a split one)."""
 
-    path: Path
+    parts: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0]
 
 
 class _Cursor:
@@ -131,7 +135,7 @@ def _join(path: Path, parts: list[GGUFFile]) -> GGUFFile:
     wanted = parts[0].metadata.get("split.tensors.count", len(tensors))
     if wanted != len(tensors):
         raise FileError(path, "split.tensors.count", f"is {wanted}, the parts hold {len(tensors)}")
-    return GGUFFile(path, parts[0].metadata, tensors)
+    return GGUFFile(tuple(p.path for p in parts), parts[0].metadata, tensors)
 
 
 def _read_part(path: Path) -> GGUFFile:
@@ -149,7 +153,7 @@ def _read_part(path: Path) -> GGUFFile:
         )
     metadata = _read_metadata(cursor, num_keys)
     infos = [_read_info(cursor, i) for i in range(num_tensors)]
-    return GGUFFile(path, metadata, _map_tensors(cursor, infos, _alignment(path, metadata)))
+    return GGUFFile((path,), metadata, _map_tensors(cursor, infos, _alignment(path, metadata)))
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def open_gguf(path: Path) -> Source:
         tokenizer_json=build_tokenizer_json(file.metadata, path).encode(),
         template=template,
         tokenizer=_special(path, file.metadata),
+        files=file.parts,
         extra_names=frozenset({ROPE_FACTORS} & set(file.tensors)),
     )
 

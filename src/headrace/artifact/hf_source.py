@@ -23,6 +23,7 @@ from headrace.errors import FileError, UnsupportedError
 from headrace.models.config import DenseConfig, Llama3Scaling
 
 _FLOATS = ("F32", "F16", "BF16")
+_SUFFIXES = (".json", ".jinja", ".safetensors")
 MAX_TOKENIZER_BYTES = 64 << 20
 
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
@@ -50,6 +51,7 @@ def open_hugging_face(path: Path) -> Source:
         tokenizer_json=read_bytes(path / "tokenizer.json", MAX_TOKENIZER_BYTES),
         template=_template(path),
         tokenizer=_special(path, raw, config.vocab_size),
+        files=tuple(sorted(f for f in path.iterdir() if f.suffix in _SUFFIXES and f.is_file())),
     )
 
 

@@ -65,6 +65,7 @@ class Source:
     tokenizer_json: bytes
     template: str | None
     tokenizer: TokenizerInfo
+    files: tuple[Path, ...]  # everything that was read, in a fixed order
     extra_names: frozenset[str] = field(default_factory=frozenset)  # consumed by the configuration
 
 
@@ -83,8 +84,12 @@ def open_source(path: Path) -> Source:
         opener = open_gguf
     try:
         return opener(path)
-    except (FileError, UnsupportedError):
+    except FileError:
         raise
+    except UnsupportedError as error:
+        if str(path) in error.message:
+            raise
+        raise UnsupportedError(f"{path}: {error.message}", hint=error.hint) from None
     except InputError as error:  # a configuration that is not possible
         raise FileError(path, "config", error.message) from None
 

