@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# For what pip installs and for the isolated builds that it starts; older and newer versions of pip read either.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 SOURCES := CMakeLists.txt pyproject.toml constraints.txt $(wildcard src/native/*)
 
 .PHONY: run install test test-slow lint types bench clean
@@ -17,11 +20,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(BIN)/python $(SOURCES)
-	$(PIP) install --progress-bar on -c constraints.txt -e .
+	$(PIP) install --progress-bar on -e .
 	touch $@
 
 $(VENV)/tested: $(VENV)/installed
-	$(PIP) install -q -c constraints.txt -e ".[test]"
+	$(PIP) install -q -e ".[test]"
 	touch $@
 
 test: $(VENV)/tested lint types
@@ -39,7 +42,7 @@ types: $(VENV)/tested
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(PIP) install -q -c constraints.txt -e ".[bench]"
+	$(PIP) install -q -e ".[bench]"
 	$(BIN)/python -m bench
 
 clean:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.load import CONVERSION, FIRST_TOKEN
-from bench.quality import KL, LOSS, TOP1
+from bench.load import FIRST_TOKEN
+from bench.quality import KL, LOSS
 from bench.rows import KINDS, Row, latest, read
 from bench.step_profile import OPERATION, SHARE
 from bench.systems import HEADRACE
@@ -63,7 +63,9 @@ class Figures:
 
     def least_ratio(self, measure: str, ending: str, threads: int) -> float | None:
         """headrace over the fastest of llama.cpp's builds with a format."""
-        systems = [s for s in self.names("speed") if s.startswith("llama.cpp") and s.endswith(ending)]
+        systems = [
+            s for s in self.names("speed") if s.startswith("llama.cpp") and s.endswith(ending)
+        ]
         ratios = (self.ratio(measure, s, threads) for s in systems)
         return min((r for r in ratios if r is not None), default=None)
 
@@ -125,7 +127,9 @@ class Figures:
         return _below("Python's share of a greedy decode step", 0.1, shares, "{:.1%}")
 
     def _quality_targets(self) -> Iterator[Target | None]:
-        peers = [s for s in self.names("quality") if s.startswith("llama.cpp") and s.endswith("Q4_1")]
+        peers = [
+            s for s in self.names("quality") if s.startswith("llama.cpp") and s.endswith("Q4_1")
+        ]
         kls = [k for s in peers if (k := self.mean(KL, s)) is not None]
         texts = [p for s in peers if (p := self.perplexity(s)) is not None]
         if kls and texts:
@@ -144,7 +148,10 @@ def operations(rows: list[Row]) -> dict[str, Row]:
 
 
 def _fits(row: Row, wanted: Mapping[str, Any]) -> bool:
-    return all(getattr(row, k) == v if hasattr(row, k) else row.settings.get(k) == v for k, v in wanted.items())
+    return all(
+        getattr(row, k) == v if hasattr(row, k) else row.settings.get(k) == v
+        for k, v in wanted.items()
+    )
 
 
 def _at_least(
@@ -161,6 +168,3 @@ def _below(name: str, limit: float, values: Mapping[int, float | None], form: st
     shown = {n: form.format(v) for n, v in known.items()}
     met = all(v < limit for v in known.values())
     return Target(name, f"below {form.format(limit)}", shown, met) if known else None
-
-
-__all__ = ["CONVERSION", "FIRST_TOKEN", "HEADRACE", "KL", "LOSS", "SHARE", "TOP1", "Figures", "Target"]

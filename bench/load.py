@@ -30,7 +30,9 @@ def measure(settings: Settings) -> list[Row]:
         for name, times in samples.items()
     ]
     converted = _rounds({HEADRACE: lambda: _convert(settings)}, min(3, settings.rounds))[HEADRACE]
-    rows.append(Row("load", CONVERSION, HEADRACE, 0, "s", _seconds(converted), run, _peak(converted)))
+    rows.append(
+        Row("load", CONVERSION, HEADRACE, 0, "s", _seconds(converted), run, _peak(converted))
+    )
     append(settings.results / "load.jsonl", rows)
     return rows
 

@@ -17,7 +17,16 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ("src", "bench", "CMakeLists.txt", "pyproject.toml")  # what may change a number
 
 FLAGS = (
-    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *(
+        "avx2",
+        "fma",
+        "avx_vnni",
+        "avx512f",
+        "avx512bw",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+    ),
     *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "sve"),
 )
 

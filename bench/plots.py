@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import FIRST_TOKEN, HEADRACE, KL, Figures, decode_name, operations
+from bench.figures import Figures, decode_name, operations
+from bench.load import FIRST_TOKEN
+from bench.quality import KL
+from bench.systems import HEADRACE
 
 OWN, PEER = "#1f6f8b", "#b8b8b8"
-STYLE = {"svg.hashsalt": "headrace", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "headrace",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,9 @@ def _step(figures: Figures) -> Any:
 
 
 def _bars(axis: Any, bars: Sequence[Bar], title: str, unit: str, *, labels: bool) -> None:
-    drawn = axis.barh(range(len(bars)), [b.value for b in bars], color=[OWN if b.own else PEER for b in bars])
+    drawn = axis.barh(
+        range(len(bars)), [b.value for b in bars], color=[OWN if b.own else PEER for b in bars]
+    )
     axis.bar_label(drawn, [b.text for b in bars], padding=2, fontsize=8)
     axis.set_yticks(range(len(bars)), [b.label if labels else "" for b in bars])
     axis.invert_yaxis()

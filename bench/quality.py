@@ -104,9 +104,7 @@ def _windows(settings: Settings) -> Windows:
     return windows(tokenizer.encode)
 
 
-def _rows(
-    run: Run, name: str, facts: Facts, texts: Windows, found: list[Scores]
-) -> Iterator[Row]:
+def _rows(run: Run, name: str, facts: Facts, texts: Windows, found: list[Scores]) -> Iterator[Row]:
     settings = {**facts["settings"], "windows": fingerprint(texts), "window_tokens": SIZE}
     columns = {
         KL: ("nats", [s.kl for s in found]),

@@ -123,5 +123,3 @@ class _Rounds:
                 settings={"buffer_bytes": nbytes},
                 versions=self._memory.facts["versions"],
             )
-
-

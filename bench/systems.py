@@ -16,7 +16,7 @@ REFERENCE = "float32"
 LLAMA_MODULE = "llama_cpp_engine"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class System:
     """A worker module with its configuration, under the name that rows carry."""
 

@@ -30,7 +30,7 @@ class Settings:
 
     home: Path = _setting(Path("~/.headrace"), "folder of models, caches and logs")
     kernels: str | None = _setting(
-        None, "kernel tier: auto, avx512, avx2, neon, portable or reference"
+        None, "kernel tier: auto, amx, avx512, avx2, neon, portable or reference"
     )
     threads: int | None = _setting(
         None, "threads of the native kernels; every usable processor by default"
@@ -66,18 +66,25 @@ def package_index(environment: Mapping[str, str] | None = None) -> str:
 
 def _pip_index(env: Mapping[str, str]) -> str | None:
     """What pip's configuration files say; a later file overrides an earlier one."""
-    home = Path(env.get("HOME") or Path.home())
-    user = Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip"
-    files = [Path("/etc/pip.conf"), home / ".pip/pip.conf", user / "pip.conf"]
-    files.append(Path(sys.prefix) / "pip.conf")
-    if env.get("PIP_CONFIG_FILE"):
-        files.append(Path(env["PIP_CONFIG_FILE"]))
     parser = configparser.RawConfigParser()
     try:
-        parser.read(files, encoding="utf-8")
+        parser.read(_pip_files(env), encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
         raise SettingError(f"pip's configuration cannot be read: {error}") from None
     return parser.get("global", "index-url", fallback=None)
+
+
+def _pip_files(env: Mapping[str, str]) -> list[Path]:
+    """pip's configuration files, the system's first; the null device as PIP_CONFIG_FILE turns all off."""
+    own = env.get("PIP_CONFIG_FILE")
+    if own == os.devnull:
+        return []
+    home = Path(env.get("HOME") or Path.home())
+    shared = env.get("XDG_CONFIG_DIRS") or "/etc/xdg"
+    user = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [Path(folder) / "pip/pip.conf" for folder in shared.split(os.pathsep)]
+    files += [Path("/etc/pip.conf"), home / ".pip/pip.conf", user / "pip/pip.conf"]
+    return [*files, Path(sys.prefix) / "pip.conf", *([Path(own)] if own else [])]
 
 
 def _with_home(given: dict[str, str]) -> dict[str, str]:

@@ -80,19 +80,16 @@ def _split_files(path: Path) -> list[Path]:
 
 def from_name(name: str, report: Progress, ask: bool | None) -> Path:
     """The artifact of a registered name, pulled if need be; `ask` as in `locate`."""
-    from headrace.artifact import pull, registry
+    from headrace.artifact.registry import lookup
 
-    registry.lookup(name)  # an unknown name is refused before anything is asked
-    home = config.load().home
-    if (found := pull.installed(name, home)) is not None:
+    entry, home = lookup(name), config.load().home
+    if (found := entry.installed(home)) is not None:
         return found
     if ask is not False:
-        _ask(
-            name,
-            registry.lookup(name).nbytes,
-            can_answer=sys.stdin.isatty() and sys.stderr.isatty(),
-        )
-    return pull.pull(name, home, report)
+        _ask(name, entry.nbytes, can_answer=sys.stdin.isatty() and sys.stderr.isatty())
+    from headrace.artifact.pull import pull_entry  # the web is imported only where it is needed
+
+    return pull_entry(entry, home, report)
 
 
 def _ask(name: str, nbytes: int, *, can_answer: bool) -> None:
@@ -111,6 +108,6 @@ def _ask(name: str, nbytes: int, *, can_answer: bool) -> None:
 
 def installed(name: str) -> Path | None:
     """The artifact of a registered name if it is on this machine."""
-    from headrace.artifact import pull
+    from headrace.artifact.registry import lookup
 
-    return pull.installed(name, config.load().home)
+    return lookup(name).installed(config.load().home)

@@ -10,7 +10,16 @@ namespace headrace {
 
 namespace {
 
-constexpr uint64_t kIdle = uint64_t(0xFFFFFFFF) << 32;  // no stage: nothing to take
+// The state of a run in one word, so that taking a unit says all about it: which stage (20 bits), how many
+// units that has (22 bits), how many of them are taken (22 bits). kIdle: no stage, nothing to take.
+constexpr int kStageShift = 44, kUnitsShift = 22;
+constexpr uint64_t kMask = (uint64_t(1) << 22) - 1, kIdle = uint64_t(0xFFFFF) << kStageShift;
+
+inline uint64_t stage_word(int stage, int units) {
+  return uint64_t(stage) << kStageShift | uint64_t(units) << kUnitsShift;
+}
+inline int stage_of(uint64_t word) { return int(word >> kStageShift); }
+
 constexpr int kStageSpins = 2000;                       // some 50 us, then let others run
 constexpr auto kIdleSpin = std::chrono::milliseconds(1);
 
@@ -21,8 +30,6 @@ inline void relax() {
   __asm__ __volatile__("yield");
 #endif
 }
-
-inline uint64_t stage_word(int stage) { return uint64_t(uint32_t(stage)) << 32; }
 
 }  // namespace
 
@@ -52,26 +59,25 @@ void Pool::run(int begin, int end) {
 
 // Opens the next stage that has units, or ends the run. Only the thread that ended `stage` comes here.
 void Pool::advance(int stage) {
-  int next = stage + 1;
-  while (next < end_ && job_.units(next) == 0) ++next;
+  int next = stage + 1, units = 0;
+  while (next < end_ && (units = job_.units(next)) == 0) ++next;
   done_.store(0, std::memory_order_relaxed);
-  next_.store(next < end_ ? stage_word(next) : kIdle);
+  next_.store(next < end_ ? stage_word(next, units) : kIdle);
 }
 
 // Takes one unit, or waits for the next stage when there is none left; false when nothing runs. The unit taken
 // belongs to the stage that is current at that moment, whatever was current before.
 bool Pool::help(int thread) {
-  const uint64_t seen = next_.load(std::memory_order_acquire);
-  if (seen >= kIdle) return false;
+  if (next_.load(std::memory_order_acquire) >= kIdle) return false;
   const uint64_t taken = next_.fetch_add(1, std::memory_order_acq_rel);
   if (taken >= kIdle) return false;
-  const int stage = int(taken >> 32), unit = int(uint32_t(taken)), units = job_.units(stage);
+  const int stage = stage_of(taken), unit = int(taken & kMask), units = int(taken >> kUnitsShift & kMask);
   if (unit < units) {
     job_.run(stage, unit, thread);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) advance(stage);
     return true;
   }
-  for (int spins = 0; next_.load(std::memory_order_acquire) >> 32 == taken >> 32; ++spins) {
+  for (int spins = 0; stage_of(next_.load(std::memory_order_acquire)) == stage; ++spins) {
     if (spins < kStageSpins) {
       relax();
     } else {
@@ -82,14 +88,15 @@ bool Pool::help(int thread) {
 }
 
 void Pool::work(int thread) {
+  auto end = std::chrono::steady_clock::now() + kIdleSpin;
   while (!stop_) {
-    const auto end = std::chrono::steady_clock::now() + kIdleSpin;
-    do {
+    if (help(thread)) {
       while (help(thread)) {
       }
-      for (int i = 0; i < 16; ++i) relax();
-    } while (std::chrono::steady_clock::now() < end && !stop_);
-    sleep();
+      end = std::chrono::steady_clock::now() + kIdleSpin;
+    }
+    for (int i = 0; i < 16; ++i) relax();
+    if (std::chrono::steady_clock::now() > end) sleep();
   }
 }
 

@@ -16,7 +16,7 @@ namespace headrace {
 class Job {
  public:
   virtual ~Job() = default;
-  // The number of units of a stage; asked for after the stages before it have ended. 0 skips the stage.
+  // The number of units of a stage, below 2^22; asked for once the stages before it have ended. 0 skips it.
   virtual int units(int stage) const = 0;
   virtual void run(int stage, int unit, int thread) = 0;
 };
@@ -32,7 +32,7 @@ class Pool {
 
   int size() const { return num_threads_; }
 
-  // Runs the stages [begin, end); the caller is thread 0 and returns when all are done.
+  // Runs the stages [begin, end), below 2^20; the caller is thread 0 and returns when all are done.
   void run(int begin, int end);
 
  private:
@@ -44,7 +44,7 @@ class Pool {
   const int num_threads_;
   Job& job_;
   int end_ = 0;
-  alignas(64) std::atomic<uint64_t> next_;  // stage << 32 | units taken
+  alignas(64) std::atomic<uint64_t> next_;  // the stage and its next unit
   alignas(64) std::atomic<int> done_{0};    // units of the stage that have ended
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};

@@ -7,34 +7,57 @@ namespace headrace {
 
 namespace {
 
-constexpr int kMaxShared = 64;  // query heads of one attend call
 constexpr int kPageTiles = 4;
 constexpr int kPageTokens = kPageTiles * kTile;
+constexpr int kMaxQueries = 48;               // query heads of one attention call
+constexpr int kScoreBudget = 64 * 1024;       // their scores, so that these stay in a core's cache
+constexpr int kProjectRows = 96;              // rows that a projection's unit takes, a multiple of 12 and of 16
+constexpr size_t kProjectBytes = 512 * 1024;  // weights of a unit, so that they stay in a core's cache
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 // A 64-byte aligned address inside a buffer that is 64 bytes longer than needed.
-template <typename T>
-T* aligned(std::vector<uint8_t>& bytes) {
+uint8_t* aligned(std::vector<uint8_t>& bytes) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(bytes.data());
-  return reinterpret_cast<T*>((at + 63) / 64 * 64);
+  return reinterpret_cast<uint8_t*>((at + 63) / 64 * 64);
+}
+
+bool makes_vectors(Kind kind) { return kind == Kind::kNorm || kind == Kind::kQuantize || kind == Kind::kSiluMul; }
+
+// Scratch of one attention call: one token's heads and all keys, or more queries within the budget of scores.
+size_t attention_bytes(const ModelShape& shape, int max_positions) {
+  const int heads = std::min(kMaxQueries, shape.num_heads / shape.num_kv_heads);
+  return attend_scratch_bytes(heads, max_positions, shape.head_dim) +
+         attend_scratch_bytes(kMaxQueries, 2 * kTile, shape.head_dim) + kScoreBudget * sizeof(int32_t);
 }
 
 }  // namespace
 
 struct Runner::Thread {
-  Thread(const ModelShape& shape, int max_positions)
-      : wide(size_t(std::max(shape.hidden, std::max(shape.ffn_width, shape.head_dim)))),
+  Thread(const ModelShape& shape, int widest, int max_positions)
+      : wide(size_t(std::max(widest, shape.head_dim))),
         padded(size_t(shape.ffn_width) * 2),
+        turn(size_t(shape.head_dim)),
         tiles(size_t(divide_up(max_positions, kTile)) + 1),
-        scratch(attend_scratch_bytes(std::min(kMaxShared, shape.num_heads / shape.num_kv_heads), max_positions,
-                                     shape.head_dim) + 64) {}
+        scratch(attention_bytes(shape, max_positions) + 64),
+        codes(size_t(widest) + 64),
+        scales(size_t(widest / kBlock) + 64),
+        sums(scales.size()),
+        rounded(scales.size()) {}
+
+  Activations own(int k) { return {codes.data(), scales.data(), sums.data(), rounded.data(), &exponent, k}; }
 
   int64_t clipped[kNumSites] = {0};
   std::vector<int64_t> wide;
-  std::vector<int32_t> padded;
+  std::vector<int32_t> padded, turn;
   std::vector<const uint8_t*> tiles;
   std::vector<uint8_t> scratch;
+  // The vector of a single row, and the run and operation that it was made for.
+  std::vector<int8_t> codes;
+  std::vector<int16_t> scales, sums, rounded;
+  int32_t exponent = 0;
+  int64_t made_run = -1;
+  int made_stage = -1;
 };
 
 Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
@@ -42,9 +65,8 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
     : tier_(tier),
       shape_(shape),
       tables_(tables),
-      capacity_(capacity),
       widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab},
-      pool_(num_threads) {
+      pool_(num_threads, *this) {
   for (int i = 0; i < kNumBuffers; ++i) {
     buffers_[i].resize(size_t(widths_[i]) * size_t(i == kLogits ? logit_capacity : capacity));
   }
@@ -55,15 +77,23 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
   sums_.resize(blocks + 64);
   rounded_.resize(blocks + 64);
   exponents_.resize(size_t(capacity));
-  turns_.resize(size_t(shape.head_dim) * capacity);
-  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, tables.max_positions));
+  row_blocks_.reserve(size_t(capacity));
+  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions));
 }
 
 Runner::~Runner() = default;
 
-void Runner::add(const Operation& op) {
+void Runner::add(const Operation& given) {
+  Operation op = given;
+  const int index = num_ops();
+  if (makes_vectors(op.kind)) last_producer_ = index;
+  if (op.kind == Kind::kProject && last_producer_ >= 0) {
+    Operation& producer = ops_[last_producer_];
+    producer.alone = last_producer_ == index - 1;
+    if (producer.alone) op.producer = last_producer_;
+    else for (Operation& other : ops_) other.producer = other.producer == last_producer_ ? -1 : other.producer;
+  }
   ops_.push_back(op);
-  next_unit_ = std::make_unique<std::atomic<int>[]>(ops_.size());
 }
 
 int64_t Runner::clipped(int site) const {
@@ -77,84 +107,69 @@ Activations Runner::activations(int k) {
 }
 
 void Runner::run(int begin, int end, const Batch& batch) {
-  if (begin == 0) active_rows_ = batch.rows;
-  for (int i = begin; i < end; ++i) next_unit_[i].store(0, std::memory_order_relaxed);
-  pool_.run([&](int index) { walk(begin, end, batch, index); });
+  batch_ = batch;
+  ++run_;
+  if (begin == 0) rows_ = batch.rows;
+  make_row_blocks();
+  pool_.run(begin, end);
 }
 
-void Runner::walk(int begin, int end, const Batch& batch, int index) {
-  Thread& t = *threads_[index];
-  for (int row = index; row < batch.rows; row += pool_.size()) {
-    tier_.rotary(tables_.rope, shape_.head_dim, batch.positions[row], turns_.data() + ptrdiff_t(row) * shape_.head_dim);
-  }
-  pool_.barrier().wait();
-  for (int i = begin; i < end; ++i) {
-    step(ops_[i], i, batch, t, index, active_rows_);
-    pool_.barrier().wait();
-    if (ops_[i].kind == Kind::kSelect) {  // every thread has read the old row count by now
-      if (index == 0) select(batch);
-      pool_.barrier().wait();
-    }
-  }
-}
+int Runner::rows_a_unit() const { return std::clamp(rows_ / (4 * pool_.size()), 1, 16); }
 
-void Runner::step(const Operation& op, int op_index, const Batch& batch, Thread& t, int index, int rows) {
-  const int n = pool_.size(), f = shape_.fraction_bits;
+int Runner::units(int stage) const {
+  const Operation& op = ops_[stage];
+  if (rows_ == 0) return 0;
   switch (op.kind) {
-    case Kind::kEmbed:
-      for (int row = index; row < rows; row += n) embed(op, batch, t, row);
-      return;
-    case Kind::kNorm:
-      if (index == 0) width_ = shape_.hidden;
-      for (int row = index; row < rows; row += n) {
-        tier_.norm_quantize(row_of(kX, row), op.gain, f, activations(shape_.hidden), row,
-                            reinterpret_cast<int32_t*>(t.wide.data()));
-      }
-      return;
-    case Kind::kProject:
-      return project(op, op_index, t, index, rows);
-    case Kind::kHeadNorm:
-      for (int row = index; row < rows; row += n) head_norm(op, t, row);
-      return;
-    case Kind::kLand:
-      for (int row = index; row < rows; row += n) land(op, batch, t, row);
-      return;
-    case Kind::kAttend:
-      return attend(op, batch, t, op_index, rows);
-    case Kind::kQuantize:
-      if (index == 0) width_ = shape_.q_size();
-      for (int row = index; row < rows; row += n) {
-        tier_.quantize_i32(row_of(kMixed, row), -f, activations(shape_.q_size()), row);
-      }
-      return;
-    case Kind::kSiluMul:
-      if (index == 0) width_ = shape_.ffn_width;
-      for (int row = index; row < rows; row += n) silu_mul(t, row);
-      return;
-    case Kind::kSelect:
-      return;  // done between barriers by walk
+    case Kind::kSelect: return 1;
+    case Kind::kAttend: return attend_units();
+    case Kind::kProject: {
+      const Split by = split(op);
+      return by.row_blocks * by.tile_blocks;
+    }
+    default: return op.alone && rows_ == 1 ? 0 : divide_up(rows_, rows_a_unit());
   }
 }
 
-void Runner::embed(const Operation& op, const Batch& batch, Thread& t, int row) {
-  tier_.embed(op.weight, batch.tokens[row], shape_.fraction_bits, row_of(kX, row), &t.clipped[kSiteEmbed]);
+void Runner::run(int stage, int unit, int thread) {
+  const Operation& op = ops_[stage];
+  Thread& t = *threads_[thread];
+  switch (op.kind) {
+    case Kind::kEmbed: return for_rows(unit, t, &Runner::embed, op);
+    case Kind::kHeadNorm: return for_rows(unit, t, &Runner::head_norm, op);
+    case Kind::kLand: return for_rows(unit, t, &Runner::land, op);
+    case Kind::kProject: return project(op, stage, unit, t);
+    case Kind::kAttend: return attend(op, unit, t);
+    case Kind::kSelect: return select();
+    default: return for_rows(unit, t, &Runner::produce_row, op);
+  }
 }
 
-void Runner::project(const Operation& op, int op_index, Thread& t, int index, int rows) {
-  const int tiles = divide_up(op.weight.n, kTile), n = pool_.size();
-  int64_t* clipped = &t.clipped[op.residual ? kSiteResidual : kSiteProject];
-  const auto share = [&](int first, int last) {
-    tier_.project(op.weight, activations(width_), 0, rows, first, last, op.bias, op.residual, buffers_[op.target].data(),
-                  widths_[op.target], shape_.fraction_bits, clipped);
-  };
-  if (rows == 1 || n == 1) {  // one contiguous range a thread, so that each reads one stream
-    share(int(int64_t(tiles) * index / n), int(int64_t(tiles) * (index + 1) / n));
-    return;
+// ---- rows ----------------------------------------------------------------------------------------------
+
+void Runner::for_rows(int unit, Thread& t, void (Runner::*step)(const Operation&, Thread&, int), const Operation& op) {
+  const int count = rows_a_unit(), end = std::min(rows_, (unit + 1) * count);
+  for (int row = unit * count; row < end; ++row) (this->*step)(op, t, row);
+}
+
+void Runner::produce_row(const Operation& op, Thread& t, int row) {
+  const int k = op.kind == Kind::kNorm ? shape_.hidden : op.kind == Kind::kQuantize ? shape_.q_size() : shape_.ffn_width;
+  produce(op, t, row, activations(k), row);
+}
+
+// Vector `index` of `out` from row `row` of what the operation reads.
+void Runner::produce(const Operation& op, Thread& t, int row, const Activations& out, int index) {
+  const int f = shape_.fraction_bits;
+  if (op.kind == Kind::kNorm) {
+    tier_.norm_quantize(row_of(kX, row), op.gain, f, out, index, reinterpret_cast<int32_t*>(t.wide.data()));
+  } else if (op.kind == Kind::kQuantize) {
+    tier_.quantize_i32(row_of(kMixed, row), -f, out, index);
+  } else {
+    silu_mul(t, row, out, index);
   }
-  const int unit = std::max(1, tiles / (8 * n));
-  for (int at; (at = next_unit_[op_index].fetch_add(unit, std::memory_order_relaxed)) < tiles;) {
-    share(at, std::min(tiles, at + unit));
-  }
+}
+
+void Runner::embed(const Operation& op, Thread& t, int row) {
+  tier_.embed(op.weight, batch_.tokens[row], shape_.fraction_bits, row_of(kX, row), &t.clipped[kSiteEmbed]);
 }
 
 void Runner::head_norm(const Operation& op, Thread& t, int row) {
@@ -164,60 +179,22 @@ void Runner::head_norm(const Operation& op, Thread& t, int row) {
   }
 }
 
-uint8_t* Runner::tile(const Batch& batch, int row, int layer, int head, int position) const {
-  const size_t tile_bytes = kv_tile_bytes(shape_.head_dim);
-  const size_t page_bytes = size_t(shape_.num_layers) * shape_.num_kv_heads * kPageTiles * tile_bytes;
-  const int32_t page = batch.page_tables[batch.sequences[row]][position / kPageTokens];
-  const size_t slot = size_t(layer * shape_.num_kv_heads + head) * kPageTiles + position % kPageTokens / kTile;
-  return batch.cache + page * page_bytes + slot * tile_bytes;
-}
-
-void Runner::land(const Operation& op, const Batch& batch, Thread& t, int row) {
-  const int d = shape_.head_dim, position = batch.positions[row];
-  const int32_t* turn = turns_.data() + ptrdiff_t(row) * d;
+void Runner::land(const Operation& op, Thread& t, int row) {
+  const int d = shape_.head_dim, position = batch_.positions[row];
+  tier_.rotary(tables_.rope, d, position, t.turn.data());
   int32_t* heads = row_of(kQkv, row);
   for (int h = 0; h < shape_.num_heads + shape_.num_kv_heads; ++h) {
-    tier_.rope(heads + ptrdiff_t(h) * d, d, turn, &t.clipped[h < shape_.num_heads ? kSiteRopeQ : kSiteRopeK]);
+    tier_.rope(heads + ptrdiff_t(h) * d, d, t.turn.data(), &t.clipped[h < shape_.num_heads ? kSiteRopeQ : kSiteRopeK]);
   }
   const int32_t* keys = heads + shape_.q_size();
   const int32_t* values = keys + ptrdiff_t(shape_.num_kv_heads) * d;
   for (int h = 0; h < shape_.num_kv_heads; ++h) {
-    tier_.land(tile(batch, row, op.layer, h, position), position % kTile, keys + ptrdiff_t(h) * d,
-               values + ptrdiff_t(h) * d, d, shape_.fraction_bits);
+    tier_.land(tile(row, op.layer, h, position), position % kTile, keys + ptrdiff_t(h) * d, values + ptrdiff_t(h) * d, d,
+               shape_.fraction_bits);
   }
 }
 
-// One row has its heads shared out; many rows are shared out by row and kv head.
-void Runner::attend(const Operation& op, const Batch& batch, Thread& t, int op_index, int rows) {
-  const int shared = shape_.num_heads / shape_.num_kv_heads;
-  const int heads = rows == 1 ? 1 : shared, per_row = shape_.num_heads / heads, units = rows * per_row;
-  for (int unit; (unit = next_unit_[op_index].fetch_add(1, std::memory_order_relaxed)) < units;) {
-    const int row = rows - 1 - unit / per_row;  // the longest first
-    attend_heads(op, batch, t, row, unit % per_row * heads, heads);
-  }
-}
-
-void Runner::attend_heads(const Operation& op, const Batch& batch, Thread& t, int row, int first_head, int num_heads) {
-  const int d = shape_.head_dim, kv = first_head / (shape_.num_heads / shape_.num_kv_heads);
-  const int visible = batch.positions[row] + 1;
-  for (int at = 0; at < visible; at += kTile) t.tiles[at / kTile] = tile(batch, row, op.layer, kv, at);
-  const AttentionShape attention{d, tables_.attention_mantissa, tables_.attention_exponent, shape_.fraction_bits};
-  for (int done = 0; done < num_heads; done += kMaxShared) {
-    const int count = std::min(kMaxShared, num_heads - done);
-    const int32_t* q[kMaxShared];
-    int32_t* out[kMaxShared];
-    int32_t seen[kMaxShared];
-    for (int i = 0; i < count; ++i) {
-      const ptrdiff_t offset = ptrdiff_t(first_head + done + i) * d;
-      q[i] = row_of(kQkv, row) + offset;
-      out[i] = row_of(kMixed, row) + offset;
-      seen[i] = visible;
-    }
-    tier_.attend(attention, t.tiles.data(), q, seen, count, out, aligned<int32_t>(t.scratch), &t.clipped[kSiteAttention]);
-  }
-}
-
-void Runner::silu_mul(Thread& t, int row) {
+void Runner::silu_mul(Thread& t, int row, const Activations& out, int index) {
   const int32_t* gate = row_of(kGateUp, row);
   const int32_t* up = gate + shape_.ffn_rows;
   if (shape_.ffn_rows != shape_.ffn_width) {  // pad both halves to whole blocks
@@ -227,16 +204,113 @@ void Runner::silu_mul(Thread& t, int row) {
     gate = wide;
     up = wide + shape_.ffn_width;
   }
-  tier_.silu_mul_quantize(gate, up, tables_.sigmoid, shape_.fraction_bits, activations(shape_.ffn_width), row,
-                          t.wide.data());
+  tier_.silu_mul_quantize(gate, up, tables_.sigmoid, shape_.fraction_bits, out, index, t.wide.data());
 }
 
 // logit_rows rise, so a row is never overwritten before it is copied.
-void Runner::select(const Batch& batch) {
-  for (int i = 0; i < batch.num_logit_rows; ++i) {
-    std::memmove(row_of(kX, i), row_of(kX, batch.logit_rows[i]), size_t(shape_.hidden) * 4);
+void Runner::select() {
+  for (int i = 0; i < batch_.num_logit_rows; ++i) {
+    std::memmove(row_of(kX, i), row_of(kX, batch_.logit_rows[i]), size_t(shape_.hidden) * 4);
   }
-  active_rows_ = batch.num_logit_rows;
+  rows_ = batch_.num_logit_rows;
+}
+
+// ---- projections ---------------------------------------------------------------------------------------
+
+// Many rows: blocks of rows against blocks of tiles that fit a core's cache. Few rows: blocks of tiles, four a
+// thread, each one stream of weights.
+Runner::Split Runner::split(const Operation& op) const {
+  const int tiles = divide_up(op.weight.n, kTile), n = pool_.size();
+  const size_t bytes = size_t(tiles) * kTile * op.weight.k / 8 * op.weight.bits;
+  const int row_blocks = divide_up(rows_, kProjectRows);
+  int wanted = n == 1 ? 1 : divide_up(4 * n, row_blocks);
+  if (row_blocks > 1) wanted = std::max(wanted, int((bytes + kProjectBytes - 1) / kProjectBytes));
+  const int a_block = divide_up(tiles, std::min(wanted, tiles));
+  return {kProjectRows, a_block, row_blocks, divide_up(tiles, a_block)};
+}
+
+void Runner::project(const Operation& op, int stage, int unit, Thread& t) {
+  const Split by = split(op);
+  const int first_row = unit % by.row_blocks * by.rows, first_tile = unit / by.row_blocks * by.tiles;
+  Activations x = activations(op.weight.k);
+  if (rows_ == 1 && op.producer >= 0) {
+    x = t.own(op.weight.k);
+    if (t.made_run != run_ || t.made_stage != stage) produce(ops_[op.producer], t, 0, x, 0);
+    t.made_run = run_;
+    t.made_stage = stage;
+  }
+  tier_.project(op.weight, x, first_row, std::min(rows_, first_row + by.rows), first_tile,
+                std::min(divide_up(op.weight.n, kTile), first_tile + by.tiles), op.bias, op.residual,
+                buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits,
+                &t.clipped[op.residual ? kSiteResidual : kSiteProject]);
+}
+
+// ---- attention -----------------------------------------------------------------------------------------
+
+uint8_t* Runner::tile(int row, int layer, int head, int position) const {
+  const size_t tile_bytes = kv_tile_bytes(shape_.head_dim);
+  const size_t page_bytes = size_t(shape_.num_layers) * shape_.num_kv_heads * kPageTiles * tile_bytes;
+  const int32_t page = batch_.page_tables[batch_.sequences[row]][position / kPageTokens];
+  const size_t slot = size_t(layer * shape_.num_kv_heads + head) * kPageTiles + position % kPageTokens / kTile;
+  return batch_.cache + page * page_bytes + slot * tile_bytes;
+}
+
+// Rows of one sequence that attend together, as many as the limits on queries and scores allow.
+void Runner::make_row_blocks() {
+  row_blocks_.clear();
+  const int most = std::max(1, kMaxQueries / heads_a_group());
+  for (int row = 0; row < batch_.rows; ++row) {
+    if (!row_blocks_.empty()) {
+      RowBlock& last = row_blocks_.back();
+      const int64_t scores = int64_t(last.count + 1) * heads_a_group() * (batch_.positions[row] + kTile);
+      if (batch_.sequences[row] == batch_.sequences[last.first] && last.count < most && scores <= kScoreBudget) {
+        ++last.count;
+        continue;
+      }
+    }
+    row_blocks_.push_back({row, 1});
+  }
+}
+
+// The groups (a block of rows and a kv head) that are taken whole; the heads of the rest are units of their own,
+// so that few groups still keep every thread busy.
+int Runner::whole_groups() const {
+  const int groups = int(row_blocks_.size()) * shape_.num_kv_heads, n = pool_.size();
+  return groups >= 8 * n ? groups : groups / n * n;
+}
+
+int Runner::attend_units() const {
+  const int groups = int(row_blocks_.size()) * shape_.num_kv_heads, whole = whole_groups();
+  return whole + (groups - whole) * heads_a_group();
+}
+
+void Runner::attend(const Operation& op, int unit, Thread& t) {
+  const int whole = whole_groups(), shared = heads_a_group();
+  const int group = unit < whole ? unit : whole + (unit - whole) / shared;
+  const RowBlock& block = row_blocks_[row_blocks_.size() - 1 - group / shape_.num_kv_heads];  // the longest first
+  const int kv = group % shape_.num_kv_heads, head = kv * shared;
+  if (unit < whole) return attend_heads(op, t, block, kv, head, shared);
+  attend_heads(op, t, block, kv, head + (unit - whole) % shared, 1);
+}
+
+void Runner::attend_heads(const Operation& op, Thread& t, const RowBlock& block, int kv, int first_head, int num_heads) {
+  const int d = shape_.head_dim, last = block.first + block.count - 1;
+  for (int at = 0; at <= batch_.positions[last]; at += kTile) t.tiles[at / kTile] = tile(last, op.layer, kv, at);
+  const AttentionShape attention{d, tables_.attention_mantissa, tables_.attention_exponent, shape_.fraction_bits};
+  const int32_t* q[kMaxQueries];
+  int32_t* out[kMaxQueries];
+  int32_t visible[kMaxQueries];
+  int count = 0;
+  for (int row = block.first; row <= last; ++row) {
+    for (int head = first_head; head < first_head + num_heads; ++head) {
+      q[count] = row_of(kQkv, row) + ptrdiff_t(head) * d;
+      out[count] = row_of(kMixed, row) + ptrdiff_t(head) * d;
+      visible[count++] = batch_.positions[row] + 1;
+      if (count < kMaxQueries && !(row == last && head == first_head + num_heads - 1)) continue;
+      tier_.attend(attention, t.tiles.data(), q, visible, count, out, aligned(t.scratch), &t.clipped[kSiteAttention]);
+      count = 0;
+    }
+  }
 }
 
 }  // namespace headrace

@@ -1,7 +1,8 @@
 // Runs a program: the flat list of operations that src/headrace/kernels/program.py describes.
 //
-// All memory is allocated when the runner is made. A run walks [begin, end) on every thread of the pool;
-// threads share out rows, tiles or heads and meet after each operation.
+// All memory is allocated when the runner is made. A run is a job of the pool: an operation is a stage, its units
+// are ranges of rows, blocks of a projection or heads. With a single row the vector that a projection reads is
+// made by each thread that takes part in it, which costs less than a stage of its own.
 #pragma once
 
 #include <memory>
@@ -25,6 +26,8 @@ struct Operation {
   bool residual = false;
   int first = 0, count = 0;  // heads of a HeadNorm
   int layer = 0;
+  int producer = -1;   // Project: the operation before it, when that makes this projection's vectors alone
+  bool alone = false;  // Norm, Quantize, SiluMul: the other end of that
 };
 
 struct ModelShape {
@@ -51,12 +54,11 @@ struct Batch {
   uint8_t* cache;
 };
 
-class Runner {
+class Runner : private Job {
  public:
   Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
          int logit_capacity);
-
-  ~Runner();
+  ~Runner() override;
 
   void add(const Operation& op);
   void run(int begin, int end, const Batch& batch);
@@ -67,36 +69,59 @@ class Runner {
 
  private:
   struct Thread;
+  struct RowBlock {
+    int first, count;
+  };
+  struct Split {  // of a projection: blocks of rows and of tiles
+    int rows, tiles, row_blocks, tile_blocks;
+  };
 
-  void walk(int begin, int end, const Batch& batch, int index);
-  void step(const Operation& op, int op_index, const Batch& batch, Thread& t, int index, int rows);
-  void embed(const Operation& op, const Batch& batch, Thread& t, int row);
-  void project(const Operation& op, int op_index, Thread& t, int index, int rows);
+  int units(int stage) const override;
+  void run(int stage, int unit, int thread) override;
+
+  int rows_a_unit() const;
+  void for_rows(int unit, Thread& t, void (Runner::*step)(const Operation&, Thread&, int), const Operation& op);
+  void produce_row(const Operation& op, Thread& t, int row);
+  void produce(const Operation& op, Thread& t, int row, const Activations& out, int index);
+  void embed(const Operation& op, Thread& t, int row);
   void head_norm(const Operation& op, Thread& t, int row);
-  void land(const Operation& op, const Batch& batch, Thread& t, int row);
-  void attend(const Operation& op, const Batch& batch, Thread& t, int index, int rows);
-  void attend_heads(const Operation& op, const Batch& batch, Thread& t, int row, int first_head, int num_heads);
-  void silu_mul(Thread& t, int row);
-  void select(const Batch& batch);
-  uint8_t* tile(const Batch& batch, int row, int layer, int head, int position) const;
+  void land(const Operation& op, Thread& t, int row);
+  void silu_mul(Thread& t, int row, const Activations& out, int index);
+  void select();
+
+  Split split(const Operation& op) const;
+  void project(const Operation& op, int stage, int unit, Thread& t);
+
+  void make_row_blocks();
+  int whole_groups() const;
+  int attend_units() const;
+  void attend(const Operation& op, int unit, Thread& t);
+  void attend_heads(const Operation& op, Thread& t, const RowBlock& block, int kv, int first_head, int num_heads);
+  uint8_t* tile(int row, int layer, int head, int position) const;
+
   Activations activations(int k);
   int32_t* row_of(BufferId buffer, int row) { return buffers_[buffer].data() + ptrdiff_t(row) * widths_[buffer]; }
+  int heads_a_group() const { return shape_.num_heads / shape_.num_kv_heads; }
 
   const Tier& tier_;
   const ModelShape shape_;
   const Tables tables_;
-  const int capacity_;
+  const int widths_[kNumBuffers];
   std::vector<Operation> ops_;
+  int last_producer_ = -1;
   std::vector<int32_t> buffers_[kNumBuffers];
-  int widths_[kNumBuffers];
   std::vector<int8_t> codes_;
   std::vector<int16_t> scales_, sums_, rounded_;
-  std::vector<int32_t> exponents_, turns_;
-  int width_ = 0;        // of the activations that the last producer wrote
-  int active_rows_ = 0;  // rows from here on: fewer after a Select
-  std::unique_ptr<std::atomic<int>[]> next_unit_;
+  std::vector<int32_t> exponents_;
+
+  // Of the current run.
+  Batch batch_{};
+  int rows_ = 0;  // fewer after a Select
+  int64_t run_ = 0;
+  std::vector<RowBlock> row_blocks_;
+
   std::vector<std::unique_ptr<Thread>> threads_;
-  Pool pool_;
+  Pool pool_;  // last: its threads use the rest
 };
 
 }  // namespace headrace

@@ -29,7 +29,11 @@ def imported(path: Path) -> set[str]:
     """First-level parts of headrace that a file imports."""
     out = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headrace":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "headrace"
+        ):
             parts = node.module.split(".")
             out |= {parts[1]} if len(parts) > 1 else {a.name for a in node.names if a.name in LEVEL}
         elif isinstance(node, ast.Import):
@@ -41,7 +45,9 @@ def imported(path: Path) -> set[str]:
 def test_imports_go_down(path: Path) -> None:
     own = floor(path)
     for name in imported(path):
-        assert LEVEL[name] < LEVEL[own] or name == own or {name, own} <= {"locate", "llm"}, f"{own} imports {name}"
+        assert LEVEL[name] < LEVEL[own] or name == own or {name, own} <= {"locate", "llm"}, (
+            f"{own} imports {name}"
+        )
 
 
 def test_only_config_reads_the_environment() -> None:
@@ -62,7 +68,9 @@ def test_no_float_on_the_token_path(name: str) -> None:
         if isinstance(node, ast.Attribute):
             assert not node.attr.startswith(("float", "double", "half")), ast.unparse(node)
         if isinstance(node, ast.Constant):
-            assert not isinstance(node.value, float) or "time" in name or node.value == 0.0, node.value
+            assert not isinstance(node.value, float) or "time" in name or node.value == 0.0, (
+                node.value
+            )
         if isinstance(node, ast.BinOp):
             assert not isinstance(node.op, ast.Div), ast.unparse(node)
 
@@ -79,4 +87,6 @@ def test_no_float_in_the_native_operations() -> None:
 
 def test_no_module_global_is_rebound() -> None:
     for path in files():
-        assert not [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Global)], path
+        assert not [
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Global)
+        ], path

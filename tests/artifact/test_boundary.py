@@ -185,11 +185,16 @@ def test_a_split_gguf_gives_the_same_weights(tmp_path: Path) -> None:
     whole = convert(path, tmp_path / "whole")
     file = read_gguf(path)
     tensors = [
-        (t.name, list(reversed(t.shape)), t.type_code, t.data.tobytes()) for t in file.tensors.values()
+        (t.name, list(reversed(t.shape)), t.type_code, t.data.tobytes())
+        for t in file.tensors.values()
     ]
     for i in range(2):
         infos, data = g.pack_tensors(tensors[i::2])
-        keys = [("split.no", g.u32(i)), ("split.count", g.u32(2)), ("split.tensors.count", g.u32(len(tensors)))]
+        keys = [
+            ("split.no", g.u32(i)),
+            ("split.count", g.u32(2)),
+            ("split.tensors.count", g.u32(len(tensors))),
+        ]
         if i == 0:
             tokens = file.metadata["tokenizer.ggml.tokens"]
             keys += g.llama_keys(tiny.config("llama", **WIDE), tokens)
@@ -271,7 +276,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=150, deadline=None)
 @given(key=st.sampled_from(sorted(tiny.config("llama3"))), value=JUNK)
-def test_any_value_in_a_config_is_read_or_refused(checkpoint: Path, key: str, value: object) -> None:
+def test_any_value_in_a_config_is_read_or_refused(
+    checkpoint: Path, key: str, value: object
+) -> None:
     text = json.dumps({**tiny.config("llama3"), key: value})
     (checkpoint / "config.json").write_text(text)
     try:
@@ -285,7 +292,9 @@ KINDS = [g.u32(0), g.u32(2**32 - 1), g.f32(float("nan")), g.f32(-1.0), g.string(
          g.array(4, 3, b"\1\0\0\0" * 3), g.value(7, b"\1"), g.value(12, b"\xff" * 8)]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.integers(0, 18), kind=st.sampled_from(KINDS))
 def test_any_value_in_a_gguf_is_read_or_refused(tmp_path: Path, at: int, kind: bytes) -> None:
     keys = g.llama_keys(tiny.config("llama"), ["a", "b", "<|c|>"])
@@ -299,7 +308,9 @@ def test_any_value_in_a_gguf_is_read_or_refused(tmp_path: Path, at: int, kind: b
         assert str(path) in error.message
 
 
-@pytest.mark.parametrize("name", ["\ud800.safetensors", "a\0.safetensors", ".safetensors", "x/../y.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["\ud800.safetensors", "a\0.safetensors", ".safetensors", "x/../y.safetensors"]
+)
 def test_names_that_are_no_names_are_refused(tmp_path: Path, name: str) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "llama")
     text = json.dumps({"weight_map": {"model.norm.weight": name}})

@@ -13,7 +13,14 @@ from headrace.errors import SettingError
 def test_defaults_and_values() -> None:
     assert config.load({}).threads is None
     assert config.load({}).home == Path.home() / ".headrace"
-    got = config.load({"HEADRACE_HOME": "/tmp/x", "HEADRACE_THREADS": "3", "HEADRACE_KERNELS": "avx2", "PATH": "/bin"})
+    got = config.load(
+        {
+            "HEADRACE_HOME": "/tmp/x",
+            "HEADRACE_THREADS": "3",
+            "HEADRACE_KERNELS": "avx2",
+            "PATH": "/bin",
+        }
+    )
     assert (got.home, got.threads, got.kernels) == (Path("/tmp/x"), 3, "avx2")
     assert config.load({"HEADRACE_THREADS": ""}).threads is None
 

@@ -23,7 +23,8 @@ def _refused(read: Callable[[Path], object], name: str, data: bytes) -> None:
     except HeadraceError as error:
         assert error.exit_code == 2, error
         assert str(path) in error.message, error
-        assert len(error.message) < 2000 and "\n" not in error.message, error
+        assert len(error.message) < 2000, error
+        assert "\n" not in error.message, error
 
 
 def gguf(data: bytes) -> None:

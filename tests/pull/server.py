@@ -49,8 +49,13 @@ class _Handler(BaseHTTPRequestHandler):
         if own.html:
             kind, body = "text/html", f'<p><a href="{link}#sha256=0">x</a>'.encode()
         else:
-            kind, body = JSON, json.dumps({"files": [{"filename": own.filename, "url": link}]}).encode()
-        self._answer(own.page_status, own.page if own.page is not None else body, {"Content-Type": kind})
+            kind, body = (
+                JSON,
+                json.dumps({"files": [{"filename": own.filename, "url": link}]}).encode(),
+            )
+        self._answer(
+            own.page_status, own.page if own.page is not None else body, {"Content-Type": kind}
+        )
 
     def _file(self) -> None:
         own = self.behaviour

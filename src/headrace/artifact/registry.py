@@ -6,7 +6,9 @@ import difflib
 import json
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
+from headrace.artifact.manifest import MANIFEST_NAME
 from headrace.errors import UnknownModelError
 
 
@@ -33,6 +35,11 @@ class ModelEntry:
     def folder(self) -> str:
         """The name as a folder."""
         return self.name.replace(":", "-")
+
+    def installed(self, home: Path) -> Path | None:
+        """The artifact under the home folder, if it has been pulled."""
+        path = home / "models" / self.folder
+        return path if (path / MANIFEST_NAME).is_file() else None
 
 
 def entries() -> dict[str, ModelEntry]:

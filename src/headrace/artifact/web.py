@@ -21,6 +21,8 @@ RETRIES = urllib3.Retry(
 def opened(url: str, headers: Mapping[str, str]) -> Iterator[urllib3.BaseHTTPResponse]:
     """The answer to a GET, its body unread. Raises DownloadError, also for what breaks in the block."""
     try:
+        if urlsplit(url).scheme not in ("https", "http"):
+            raise ValueError("is no web address")
         plain, own = _split_credentials(url)
         with _pool(plain) as pool:
             response = pool.request("GET", plain, headers={**own, **headers}, preload_content=False)
@@ -34,7 +36,10 @@ def opened(url: str, headers: Mapping[str, str]) -> Iterator[urllib3.BaseHTTPRes
 
 def shown(url: str) -> str:
     """A URL for people: without credentials, query and fragment, and not too long."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that is none"  # it could hold credentials anywhere
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))[:200]
 

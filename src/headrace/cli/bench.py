@@ -77,7 +77,7 @@ def bench(
     threads
         Threads of the kernels; all usable processors if not given.
     kernels
-        Kernel tier: avx512, avx2, neon, portable, reference or auto.
+        Kernel tier: amx, avx512, avx2, neon, portable, reference or auto.
     json
         Print one JSON object.
     """

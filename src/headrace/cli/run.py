@@ -84,7 +84,7 @@ def run(
     threads
         Threads of the kernels; all usable processors if not given.
     kernels
-        Kernel tier: avx512, avx2, neon, portable, reference or auto.
+        Kernel tier: amx, avx512, avx2, neon, portable, reference or auto.
     max_context
         Positions to make room for, at most the model's own.
     stats_json

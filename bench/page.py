@@ -1,0 +1,209 @@
+"""Makes docs/benchmarks.md: the text of `page.md.in` with tables from figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.figures import Figures, decode_name, operations
+from bench.quality import KL, TOP1
+from bench.rows import Row
+from bench.step_profile import SHARE
+from bench.systems import HEADRACE
+
+NOTHING = "Nothing is recorded yet."
+
+TEMPLATE = Path(__file__).with_name("page.md.in")
+
+
+def page(figures: Figures) -> str:
+    """The whole page: the template with every `{{section}}` filled in."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, section in SECTIONS.items():
+        text = text.replace(
+            f"{{{{{name}}}}}\n\n", "".join(f"{part}\n\n" for part in section(figures))
+        )
+    return text
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *body))
+
+
+def _targets(figures: Figures) -> Iterator[str]:
+    found = figures.targets()
+    if not found:
+        return
+    threads = figures.threads() or [1, 2]
+    body = []
+    for t in found:
+        cells = [t.measured.get(n, t.measured.get(0, "-")) for n in threads]
+        body.append([t.name, t.wanted, *cells, "yes" if t.met else "**no**"])
+    yield "## Targets"
+    yield "Where there are several builds of llama.cpp, the fastest (or, for quality, the best) counts."
+    yield table(["target", "wanted", *map(_threads, threads), "met"], body)
+    if any(not t.met for t in found):
+        yield "Why a target is missed: [the profile of a decode step](#inside-a-decode-step)."
+
+
+def _speed(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("speed")
+    if not rows:
+        yield NOTHING
+        return
+    measures = figures.names("speed", "measure")
+    for threads in figures.threads():
+        body = [
+            [name, *(_speed_cell(figures, m, name, threads) for m in measures)]
+            for name in figures.names("speed")
+        ]
+        yield table([_threads(threads), *measures], body)
+    yield "![tokens a second of every engine](img/speed.svg)"
+    yield from _provenance(rows)
+
+
+def _speed_cell(figures: Figures, measure: str, system: str, threads: int) -> str:
+    rate = figures.median("speed", measure, system, threads=threads)
+    if rate is None:
+        return "-"
+    ratio = figures.ratio(measure, system, threads)
+    return f"{rate:,.1f}" + (f" ({ratio:.2f}x)" if ratio and system != HEADRACE else "")
+
+
+def _bandwidth(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("bandwidth")
+    if not rows:
+        yield NOTHING
+        return
+    threads = figures.threads()
+    body = []
+    for name in figures.names("bandwidth", "measure"):
+        found = {r.threads: r for r in rows if r.measure == name}
+        size = next(iter(found.values())).settings["buffer_bytes"] / 1e6
+        body.append([f"{name}, {size:,.0f} MB", *(f"{found[n].median:.1f} GB/s" for n in threads)])
+    for context in (16, 1000):
+        size = (figures.bytes_per_token(context) or 0) / 1e6
+        cells = [_reach(figures, context, n) for n in threads]
+        body.append([f"headrace, {decode_name(context)}: {size:,.1f} MB a token", *cells])
+    yield table(["", *map(_threads, threads)], body)
+    yield "![read bandwidth and what decode reaches](img/bandwidth.svg)"
+
+
+def _reach(figures: Figures, context: int, threads: int) -> str:
+    rate, limit = figures.read_rate(context, threads), figures.bandwidth(threads)
+    return f"{rate:.1f} GB/s ({rate / limit:.0%})" if rate and limit else "-"
+
+
+def _load(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("load")
+    if not rows:
+        yield NOTHING
+        return
+    body = []
+    for row in rows:
+        threads = f", {_threads(row.threads)}" if row.threads else ""
+        peak = f"{row.settings['peak_bytes'] / 1e6:,.0f} MB"
+        body.append([f"{row.system}: {row.measure}{threads}", f"{row.median:.2f} s", peak])
+    yield table(["", "seconds", "peak memory"], body)
+    yield "![seconds to the first token](img/load.svg)"
+    yield from _provenance(rows)
+
+
+def _quality(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("quality")
+    if not rows:
+        yield NOTHING
+        return
+    body = [
+        [
+            name,
+            f"{figures.perplexity(name) or 0:.3f}",
+            f"{figures.mean(KL, name) or 0:.5f}",
+            f"{figures.mean(TOP1, name) or 0:.3f}",
+        ]
+        for name in figures.names("quality")
+    ]
+    yield table(["", "perplexity", KL, TOP1], body)
+    yield "![KL to float32](img/quality.svg)"
+    yield f"Hash of the windows' tokens: `{rows[0].settings['windows']}`."
+    yield from _provenance(rows)
+
+
+def _step(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("profile")
+    if not rows:
+        yield NOTHING
+        return
+    cases = list(dict.fromkeys((r.threads, r.settings["context"]) for r in rows))
+    yield table(["Python's share", "greedy", "sampled"], (_share_cells(figures, *c) for c in cases))
+    for threads, context in cases:
+        found = operations(figures.rows("profile", threads=threads, context=context))
+        yield table(
+            [f"{_threads(threads)}, context {context:,}", "milliseconds", "share", "MB", "GB/s"],
+            _operation_cells(found),
+        )
+    yield "![milliseconds by operation](img/step.svg)"
+    yield from _provenance(rows)
+
+
+def _share_cells(figures: Figures, threads: int, context: int) -> list[str]:
+    where = {"measure": SHARE, "threads": threads, "context": context}
+    cells = []
+    for sampled in (False, True):
+        row = figures.rows("profile", sampled=sampled, **where)[0]
+        milliseconds = row.settings["step_seconds"] * 1000
+        cells.append(f"{row.median:.1%} (steps of {milliseconds:.2f} ms)")
+    return [f"{_threads(threads)}, context {context:,}", *cells]
+
+
+def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
+    whole = sum(row.median for row in found.values())
+    for name, row in sorted(found.items(), key=lambda item: -item[1].median):
+        seconds, nbytes = max(row.median, 0.0), row.settings["bytes"]
+        rate = f"{nbytes / seconds / 1e9:.1f}" if nbytes > 1e6 and seconds else ""
+        size = f"{nbytes / 1e6:.1f}" if nbytes > 1e5 else ""
+        yield [name, f"{seconds * 1000:.3f}", f"{seconds / whole:.1%}", size, rate]
+
+
+def _provenance(rows: Sequence[Row]) -> Iterator[str]:
+    """Where, when and with what these rows were measured."""
+    run = rows[0].run
+    machine = run.machine
+    yield (
+        f"`{run.command}`; {run.date}, headrace {run.commit}; {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['l3_bytes'] / 2**20:.0f} MiB last-level cache; "
+        f"{machine['system']}, Python {machine['python']}; {len(rows[0].samples)} samples each; "
+        f"load average before the run {machine['load_average']}. Instruction sets: {', '.join(machine['flags'])}."
+    )
+    if facts := [f"- {line}" for line in dict.fromkeys(_system_facts(r) for r in rows) if line]:
+        yield "\n".join(facts)
+
+
+def _system_facts(row: Row) -> str:
+    if not row.versions:
+        return ""
+    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+    wanted = ("kernels", "kv", "dtype", "attention", "weight_buffers", "build")
+    known = [f"{k} {_plain(row.settings[k])}" for k in wanted if k in row.settings]
+    return f"{row.system}: {'; '.join([versions, *known])}"
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
+    "targets": _targets,
+    "speed": _speed,
+    "bandwidth": _bandwidth,
+    "load": _load,
+    "quality": _quality,
+    "step": _step,
+}

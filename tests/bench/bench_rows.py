@@ -1,0 +1,93 @@
+"""Rows of an invented run, for the tests of what is made of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.rows import Row, Run
+
+MACHINE: dict[str, Any] = {
+    "cpu": "Test processor",
+    "flags": ["avx2"],
+    "cores": 2,
+    "l3_bytes": 32 << 20,
+    "memory_bytes": 8 << 30,
+    "system": "Linux 6.1",
+    "architecture": "x86_64",
+    "python": "3.11.7",
+    "load_average": 0.05,
+}
+DECODE = ("decode at 16", "decode at 1,000")
+RATES = {
+    "headrace": 3.0,
+    "llama.cpp (AMX) Q4_1": 1.5,
+    "llama.cpp (AVX2) Q4_1": 1.0,
+    "llama.cpp (AMX) Q4_0": 2.0,
+}
+
+
+def run(date: str = "2026-01-02T03:04:05+00:00") -> Run:
+    return Run(date, "python -m bench speed", "0123456789ab", MACHINE)
+
+
+def row(kind: str, measure: str, system: str = "headrace", **changed: Any) -> Row:
+    values = {"threads": 1, "unit": "tok/s", "samples": (1.0, 3.0, 2.0), "run": run(), **changed}
+    return Row(kind=kind, measure=measure, system=system, **values)
+
+
+def every_kind() -> Iterator[Row]:
+    """At least one row of each kind; headrace decodes 300 tok/s and reads 1 MB a token."""
+    facts: dict[str, Any] = {
+        "settings": {"weight_bytes": 1_000_000, "kv_bytes_per_token": 0},
+        "versions": {"v": "1"},
+    }
+    for threads in (1, 2):
+        for system, rate in RATES.items():
+            for measure in ("prefill 512", *DECODE):
+                samples = (100 * rate * threads,)
+                yield row("speed", measure, system, threads=threads, samples=samples, **facts)
+        for measure, size in (("read weights", 1_000_000), ("read memory", 1 << 30)):
+            settings = {"buffer_bytes": size}
+            samples = (0.5 * threads,)
+            yield row(
+                "bandwidth",
+                measure,
+                "memory",
+                threads=threads,
+                unit="GB/s",
+                samples=samples,
+                settings=settings,
+            )
+        yield from _profile(threads)
+    peak: dict[str, Any] = {"settings": {"peak_bytes": 5_000_000}, "unit": "s"}
+    yield row("load", "start to first token", samples=(0.5,), **peak)
+    yield row("load", "conversion", threads=0, samples=(6.0,), **peak)
+    yield from _quality()
+
+
+def _profile(threads: int) -> Iterator[Row]:
+    for context in (16, 1000):
+        base: dict[str, Any] = {"threads": threads, "unit": "share"}
+        for sampled, share in ((False, 0.04), (True, 0.3)):
+            settings = {"context": context, "sampled": sampled, "step_seconds": 0.01}
+            yield row("profile", "Python's share", samples=(share,), settings=settings, **base)
+        for name, seconds, size in (("Attend", 0.001, 0), ("Project head", 0.002, 30_000_000)):
+            settings = {"context": context, "bytes": size}
+            measure = f"operation {name}"
+            yield row(
+                "profile", measure, samples=(seconds,), settings=settings, **{**base, "unit": "s"}
+            )
+
+
+def _quality() -> Iterator[Row]:
+    systems = {
+        "float32": (0.0, 3.5),
+        "headrace": (0.0045, 3.51),
+        "llama.cpp (AMX) Q4_1": (0.0036, 3.505),
+    }
+    for system, (kl, loss) in systems.items():
+        shared: dict[str, Any] = {"threads": 0, "settings": {"windows": "abcd"}, "unit": "nats"}
+        yield row("quality", "KL to float32", system, samples=(kl, kl), **shared)
+        yield row("quality", "loss", system, samples=(loss, loss), **shared)
+        yield row("quality", "top-1 equal", system, samples=(0.95, 0.97), **shared)
