@@ -49,7 +49,9 @@ def kept_artifact(settings: Settings) -> Path:
 
 
 def requantised(settings: Settings, python: Path) -> Path:
-    """llama.cpp's own Q4_0 of the GGUF, with its tool's defaults."""
+    """llama.cpp's own Q4_0 of the GGUF, with its tool's defaults: the one given, or made here."""
+    if settings.q4_0 is not None:
+        return settings.q4_0.resolve()
     target = settings.work / f"{gguf(settings).stem}.Q4_0.gguf"
     if not target.exists():
         job = {"source": str(gguf(settings)), "target": str(target)}

@@ -170,12 +170,13 @@ def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
 
 def _provenance(rows: Sequence[Row]) -> Iterator[str]:
     """Where, when and with what these rows were measured."""
-    run = rows[0].run
+    run, counts = rows[0].run, sorted({len(r.samples) for r in rows})
     machine = run.machine
+    samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     yield (
         f"`{run.command}`; {run.date}, headrace {run.commit}; {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['l3_bytes'] / 2**20:.0f} MiB last-level cache; "
-        f"{machine['system']}, Python {machine['python']}; {len(rows[0].samples)} samples each; "
+        f"{machine['system']}, Python {machine['python']}; {samples} samples each; "
         f"load average before the run {machine['load_average']}. Instruction sets: {', '.join(machine['flags'])}."
     )
     if facts := [f"- {line}" for line in dict.fromkeys(_system_facts(r) for r in rows) if line]:

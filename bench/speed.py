@@ -68,15 +68,18 @@ class _Rounds:
 
     def rows(self) -> list[Row]:
         for number in range(self._settings.rounds + 1):
-            self._round()
+            self._round(number)
             if number == 0:
                 self._samples.clear()
             print(f"threads {self._threads}, round {number} of {self._settings.rounds}", flush=True)
         return [*self._speed_rows(), *self._bandwidth_rows()]
 
-    def _round(self) -> None:
+    def _round(self, number: int) -> None:
+        taking_part = [
+            (s, w) for s, w in self._workers.items() if number <= (s.max_rounds or number)
+        ]
         for workload in workloads(self._settings.steps):
-            for system, worker in self._workers.items():
+            for system, worker in taking_part:
                 seconds = self._ask(worker, **workload.request)
                 self._samples[system.name, workload.name].append(workload.tokens / seconds)
         for name, nbytes in self._buffers().items():

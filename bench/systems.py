@@ -18,12 +18,16 @@ LLAMA_MODULE = "llama_cpp_engine"
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """A worker module with its configuration, under the name that rows carry."""
+    """A worker module with its configuration, under the name that rows carry.
+
+    max_rounds: for a system so slow that a sample in every round would only take time.
+    """
 
     name: str
     module: str
     python: Path
     config: Mapping[str, Any] = field(default_factory=dict)
+    max_rounds: int | None = None
 
     def start(self, threads: int) -> Worker:
         return Worker(self.python, self.module, self.config, threads)
@@ -64,7 +68,8 @@ def transformers_systems(settings: Settings) -> list[System]:
     if settings.torch_python is None:
         return []
     source, python = {"model": str(model.gguf(settings))}, settings.torch_python
+    module = "transformers_engine"
     return [
-        System(f"transformers {dtype}", "transformers_engine", python, {**source, "dtype": dtype})
+        System(f"transformers {dtype}", module, python, {**source, "dtype": dtype}, max_rounds=3)
         for dtype in ("float32", "bfloat16")
     ]

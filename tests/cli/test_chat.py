@@ -29,6 +29,11 @@ class Terminal:
     def send(self, data: bytes) -> None:
         os.write(self._master, data)
 
+    def control_c(self) -> None:
+        """Press it as a person does: readline misses one between its prompt and its wait for a key."""
+        time.sleep(0.5)
+        self.send(b"\x03")
+
     def until(self, mark: bytes, timeout: float = 60) -> bytes:
         """What is shown up to the next `mark`."""
         end = time.monotonic() + timeout
@@ -39,16 +44,15 @@ class Terminal:
         shown, self.seen = self.seen.split(mark, 1)
         return shown
 
-    def end(self) -> int:
+    def end(self, timeout: float = 60) -> int:
         """Exit code, once the process has ended."""
-        while True:
+        end = time.monotonic() + timeout
+        while select.select([self._master], [], [], max(0, end - time.monotonic()))[0]:
             try:
-                if not (data := os.read(self._master, 4096)):
-                    break
+                self.seen += os.read(self._master, 4096)
             except OSError:  # the other side is closed
-                break
-            self.seen += data
-        return self.process.wait(30)
+                return self.process.wait(30)
+        raise AssertionError(f"the chat did not end; seen {self.seen!r}")
 
 
 @contextmanager
@@ -94,10 +98,9 @@ def test_control_c_ends_an_answer_and_then_the_chat(shell: Shell, model: Path) -
         terminal.until(PROMPT)
         terminal.send(b"Hello\n")
         terminal.until(b"Hello\r\n")
-        time.sleep(0.5)
-        terminal.send(b"\x03")
+        terminal.control_c()
         terminal.until(PROMPT)
-        terminal.send(b"\x03")
+        terminal.control_c()
         assert terminal.end() == 130
     assert b"Traceback" not in terminal.seen
 
@@ -107,8 +110,7 @@ def test_control_c_throws_a_line_away(shell: Shell, model: Path) -> None:
     with chatting(shell, model, "--max-tokens", "4") as terminal:
         terminal.until(PROMPT)
         terminal.send(b"half a li")
-        time.sleep(0.3)
-        terminal.send(b"\x03")
+        terminal.control_c()
         terminal.until(PROMPT)
         terminal.send(b"\x04")
         assert terminal.end() == 0
