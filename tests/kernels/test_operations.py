@@ -275,10 +275,7 @@ def test_attention_over_many_equal_keys(tier: str) -> None:
         out,
     )
     field = ops.Keys(
-        *(
-            np.tile(f, (count // 16, 1)) if f.ndim == 2 else np.tile(f, count // 16)
-            for f in view.keys()
-        )
+        *(np.tile(f, (count // 16, 1)) if f.ndim == 2 else np.tile(f, count // 16) for f in view)
     )
     assert np.array_equal(out[0], ops.attend(q[0], field, field, F).values)
 
