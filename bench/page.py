@@ -160,11 +160,12 @@ def _share_cells(figures: Figures, threads: int, context: int) -> list[str]:
 
 
 def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
-    whole = sum(row.median for row in found.values())
-    for name, row in sorted(found.items(), key=lambda item: -item[1].median):
-        seconds, nbytes = max(row.median, 0.0), row.settings["bytes"]
+    spent = {name: max(row.median, 0.0) for name, row in found.items()}
+    whole = sum(spent.values())
+    for name, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        nbytes = found[name].settings["bytes"]
         rate = f"{nbytes / seconds / 1e9:.1f}" if nbytes > 1e6 and seconds else ""
-        size = f"{nbytes / 1e6:.1f}" if nbytes > 1e5 else ""
+        size = f"{nbytes / 1e6:.1f}" if nbytes > 1e6 else ""
         yield [name, f"{seconds * 1000:.3f}", f"{seconds / whole:.1%}", size, rate]
 
 

@@ -26,12 +26,9 @@ def environment(threads: int) -> dict[str, str]:
         k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_HOME"
     }
     count = str(threads)
-    return {
-        **kept,
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    # Whoever uses NumPy's matrix product here splits the work itself.
+    blas = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": count, "OMP_NUM_THREADS": count}
+    return {**kept, **blas, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def worker_command(python: Path, module: str, config: Mapping[str, Any], threads: int) -> list[str]:

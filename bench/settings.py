@@ -29,7 +29,7 @@ class Settings:
     work: Path = ROOT / "build" / "bench"
     results: Path = ROOT / "bench" / "results"
     threads: tuple[int, ...] = (1, 2)
-    rounds: int = 7
+    rounds: int = 5
     steps: int = 48  # decode steps of one sample
     pause: float = 0.3  # seconds between samples, for the threads of the last one to stop spinning
 

@@ -44,13 +44,14 @@ def measure(settings: Settings) -> list[Row]:
     """Record rows of kinds "speed" and "bandwidth"."""
     run = machine.new_run(command("speed", settings))
     systems = [headrace(settings), *llama_systems(settings), *transformers_systems(settings)]
-    rows: list[Row] = []
+    recorded: list[Row] = []
     for threads in settings.threads:
         with ExitStack() as stack:
             workers = {s: stack.enter_context(s.start(threads)) for s in [*systems, MEMORY]}
-            rows += _Rounds(settings, threads, workers, run).rows()
-    append(settings.results / "speed.jsonl", rows)
-    return rows
+            rows = _Rounds(settings, threads, workers, run).rows()
+        append(settings.results / "speed.jsonl", rows)
+        recorded += rows
+    return recorded
 
 
 class _Rounds:
@@ -78,7 +79,9 @@ class _Rounds:
         taking_part = [
             (s, w) for s, w in self._workers.items() if number <= (s.max_rounds or number)
         ]
-        for workload in workloads(self._settings.steps):
+        prefill, *decode = workloads(self._settings.steps)
+        # From the longest context down, so that no worker reads a context twice in a round.
+        for workload in (prefill, *reversed(decode)):
             for system, worker in taking_part:
                 seconds = self._ask(worker, **workload.request)
                 self._samples[system.name, workload.name].append(workload.tokens / seconds)

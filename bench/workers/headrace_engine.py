@@ -30,7 +30,8 @@ class Headrace(Engine):
         self._engine = engine_module.Engine(self._artifact, threads=self._threads)
         self.vocab = self._engine.config.vocab_size
         self._sequence = self._engine.new_sequence()
-        self._sampler = self._new_sampler()
+        greedy = SamplingParams(temperature=0.0)
+        self._sampler = Sampler(greedy, 0, self.vocab, self._engine.fraction_bits)
         self._logits = np.zeros(self.vocab, np.int32)
 
     def facts(self) -> dict[str, Any]:
@@ -42,9 +43,8 @@ class Headrace(Engine):
         }
         return {"versions": {"headrace": headrace.__version__}, "settings": settings}
 
-    def reset(self) -> None:
-        self._sequence.release()
-        self._sampler = self._new_sampler()
+    def rewind(self, length: int) -> None:
+        self._sequence.rewind(length)
 
     def read(self, tokens: list[int]) -> None:
         self._logits = self._engine.read(self._sequence, tokens)
@@ -61,12 +61,10 @@ class Headrace(Engine):
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
         return {**super().commands(), "share": self._share, "operations": self._operations}
 
-    def _new_sampler(self) -> Sampler:
-        greedy = SamplingParams(temperature=0.0)
-        return Sampler(greedy, 0, self.vocab, self._engine.fraction_bits)
-
     def _share(self, context: int, steps: int, sampled: bool = False) -> dict[str, Any]:
         """Seconds of whole steps, as `LLM` makes them, and of the native calls in them."""
+        self.rewind(0)  # the generation has a sequence of its own, and needs the pages
+        self.painted = 0
         stopwatch = _Stopwatch(self._engine._runner)
         self._engine._runner, ends = stopwatch, self._engine.end_tokens
         self._engine.end_tokens = frozenset()
@@ -84,8 +82,7 @@ class Headrace(Engine):
 
     def _operations(self, context: int, steps: int) -> dict[str, Any]:
         """Seconds of single steps by operation, each run alone, less what an empty run takes."""
-        self.reset()
-        self.read(painted_tokens(context, self.vocab))
+        self.go_to(context)
         samples = [self._step_by_operation() for _ in range(steps)]
         seconds = {name: [s[name] for s in samples] for name in samples[0]}
         nbytes: dict[str, int] = defaultdict(int)

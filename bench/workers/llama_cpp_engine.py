@@ -53,8 +53,9 @@ class LlamaCpp(Engine):
             "settings": settings,
         }
 
-    def reset(self) -> None:
-        self._lib.llama_memory_clear(self._memory, True)
+    def rewind(self, length: int) -> None:
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise RuntimeError(f"llama.cpp did not forget the tokens from {length} on")
 
     def read(self, tokens: list[int]) -> None:
         for at in range(0, len(tokens), BATCH):
@@ -65,7 +66,7 @@ class LlamaCpp(Engine):
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         assert len(tokens) <= BATCH
-        self.reset()
+        self._lib.llama_memory_clear(self._memory, True)
         batch = self._lib.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):

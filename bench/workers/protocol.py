@@ -24,14 +24,15 @@ class Engine(ABC):
     """A loaded model with one sequence."""
 
     vocab: int
+    painted = 0  # how many painted tokens the sequence begins with
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Versions, build and settings: {"versions": {...}, "settings": {...}}."""
 
     @abstractmethod
-    def reset(self) -> None:
-        """Forget the sequence."""
+    def rewind(self, length: int) -> None:
+        """Forget every token from position `length` on."""
 
     @abstractmethod
     def read(self, tokens: list[int]) -> None:
@@ -50,18 +51,26 @@ class Engine(ABC):
 
     def _prefill(self, tokens: int) -> dict[str, Any]:
         prompt = painted_tokens(tokens, self.vocab)
-        self.reset()
+        self.rewind(0)
         start = time.perf_counter()
         self.read(prompt)
-        return {"seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        self.painted = tokens
+        return {"seconds": seconds}
 
     def _decode(self, context: int, steps: int) -> dict[str, Any]:
-        self.reset()
-        self.read(painted_tokens(context, self.vocab))
+        self.go_to(context)
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
         return {"seconds": time.perf_counter() - start}
+
+    def go_to(self, context: int) -> None:
+        """Be at the end of `context` painted tokens, with their logits; read only what is missing."""
+        keep = min(self.painted, context - 1)
+        self.rewind(keep)
+        self.read(painted_tokens(context, self.vocab)[keep:])
+        self.painted = context
 
     def _save_logits(self, tokens: list[int], path: str) -> dict[str, Any]:
         np.save(path, self.logits(tokens))

@@ -37,8 +37,11 @@ class Transformers(Engine):
         settings = {"dtype": self._dtype, "cpu_capability": capability, "attention": attention}
         return {"versions": versions, "settings": settings}
 
-    def reset(self) -> None:
-        self._past = self._next = None
+    def rewind(self, length: int) -> None:
+        if length == 0:
+            self._past = None
+        elif surplus := self._past.get_seq_length() - length:
+            self._past.crop(-surplus)
 
     def read(self, tokens: list[int]) -> None:
         self._forward(self._torch.tensor([tokens]))

@@ -86,7 +86,7 @@ def test_machine_facts() -> None:
 def test_a_worker_answers_and_ends() -> None:
     with Worker(Path(sys.executable), "memory_reader", {}, threads=1) as worker:
         assert worker.facts["versions"]["numpy"] == np.__version__
-        assert worker.ask("read", nbytes=1 << 16)["seconds"] > 0
+        assert worker.ask("read", nbytes=1 << 20)["seconds"] > 0
 
 
 def test_a_worker_that_fails_says_why() -> None:
