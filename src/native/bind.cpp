@@ -46,10 +46,12 @@ class PyRunner {
  public:
   PyRunner(const std::string& tier, int threads, std::vector<int> shape, In<int32_t> low, In<int32_t> high,
            In<int32_t> sigmoid, std::tuple<int, int> attention, int capacity, int logit_capacity)
-      : vocab_(shape.at(7)), logit_capacity_(logit_capacity) {
+      : vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
     const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3), shape.at(4),
                        shape.at(5), shape.at(6), shape.at(7), shape.at(8)};
-    const Tables tables{{low.data(), high.data()}, sigmoid.data(), int(high.shape(0)) * 256, std::get<0>(attention),
+    max_positions_ = int(high.shape(0)) * 256;
+    page_bytes_ = size_t(s.num_layers) * s.num_kv_heads * kPageTiles * kv_tile_bytes(s.head_dim);
+    const Tables tables{{low.data(), high.data()}, sigmoid.data(), max_positions_, std::get<0>(attention),
                         std::get<1>(attention)};
     runner_ = std::make_unique<Runner>(tier_named(tier), threads, s, tables, capacity, logit_capacity);
   }
@@ -92,6 +94,7 @@ class PyRunner {
 
   void run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
            std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache) {
+    check(begin, end, tokens, positions, sequences, page_tables, logit_rows, cache);
     std::vector<const int32_t*> pages;
     for (const auto& table : page_tables) pages.push_back(table.data());
     const Batch batch{int(tokens.size()), tokens.data(), positions.data(), sequences.data(), pages.data(),
@@ -111,6 +114,35 @@ class PyRunner {
   }
 
  private:
+  // Memory is reached through these numbers, so none is taken on trust.
+  void check(int begin, int end, const In<int32_t>& tokens, const In<int32_t>& positions, const In<int32_t>& sequences,
+             const std::vector<In<int32_t>>& page_tables, const In<int32_t>& logit_rows, const Out<uint8_t>& cache) const {
+    const size_t rows = tokens.size();
+    require(0 <= begin && begin <= end && end <= runner_->num_ops(), "no such range of operations");
+    require(rows >= 1 && rows <= size_t(capacity_), "more rows than the runner holds, or none");
+    require(positions.size() == rows && sequences.size() == rows, "tokens, positions and sequences differ in length");
+    require(cache.ndim() == 2 && cache.shape(1) == page_bytes_, "the cache has pages of another size");
+    for (size_t i = 0; i < rows; ++i) {
+      const int token = tokens.data()[i], position = positions.data()[i], sequence = sequences.data()[i];
+      require(0 <= token && token < vocab_, "a token is not in the vocabulary");
+      require(0 <= position && position < max_positions_, "a position is beyond the rotary tables");
+      require(0 <= sequence && size_t(sequence) < page_tables.size(), "a row's sequence has no page table");
+      require(size_t(position / kPageTokens) < page_tables[sequence].size(), "a position has no page");
+    }
+    for (const auto& table : page_tables)
+      for (size_t i = 0; i < table.size(); ++i)
+        require(0 <= table.data()[i] && size_t(table.data()[i]) < cache.shape(0), "a page is not in the cache");
+    require(logit_rows.size() <= size_t(logit_capacity_), "more logits than the runner holds");
+    for (size_t i = 0; i < logit_rows.size(); ++i) {
+      const int row = logit_rows.data()[i];
+      require(row > (i == 0 ? -1 : logit_rows.data()[i - 1]) && size_t(row) < rows, "logit rows must rise and exist");
+    }
+  }
+
+  static void require(bool ok, const char* message) {
+    if (!ok) throw std::invalid_argument(message);
+  }
+
   void add_layer(Kind kind, int layer) {
     Operation op{kind};
     op.layer = layer;
@@ -118,7 +150,8 @@ class PyRunner {
   }
 
   std::unique_ptr<Runner> runner_;
-  int vocab_, logit_capacity_;
+  int vocab_, capacity_, logit_capacity_, max_positions_ = 0;
+  size_t page_bytes_ = 0;
 };
 
 std::vector<std::tuple<std::string, bool, std::string>> tiers() {

@@ -105,12 +105,12 @@ struct Tier {
   void (*embed)(const PackedWeight& w, int row, int fraction_bits, int32_t* out, int64_t* clipped);
 };
 
-// Each query needs a record of its codes and scales, a line of 16 words and its scores in an even number of
-// tiles; the call needs one list of combined weights; every piece starts at a multiple of 64.
+// Each query needs a record of its codes and scales, a line of 16 words and its scores, in an odd number of tiles;
+// the call needs the combined weights of two queries and two words a tile. Every piece is aligned to 64 bytes.
 constexpr size_t attend_scratch_bytes(int rows, int max_visible, int head_dim) {
   const size_t blocks = head_dim / kBlock, tiles = size_t(max_visible + 2 * kTile - 1) / kTile;
-  const size_t query = (2 + 2 * blocks + 15) / 16 * 64 + head_dim + 64 + tiles * kTile * 4;
-  return query * rows + tiles * ((blocks + 1) / 2 * 64 + 4) + 8 * 64;
+  const size_t query = (2 + 2 * blocks + 15) / 16 * 64 + head_dim + 64 + (tiles + 1) * kTile * 4;
+  return query * rows + tiles * ((blocks + 1) / 2 * 128 + 8) + 8 * 64;
 }
 
 }  // namespace headrace

@@ -6,6 +6,29 @@ namespace headrace {
 namespace HEADRACE_ISA {
 namespace {
 
+// ---- products ----------------------------------------------------------------------------------------
+
+#ifndef HEADRACE_OWN_PRODUCTS
+
+// out[i] = (a[i] * b[i * step] + half) >> shift, plus a[i] if `add`. What is shifted fits int32 afterwards, so
+// that the shift, of 1 to 31, may be logical. step 0 multiplies by b[0]. out may be a.
+inline void mul_round(const int32_t* a, const int32_t* b, int step, int count, int shift, int32_t* out, bool add) {
+  const int64_t half = int64_t(1) << (shift - 1);
+  for (int i = 0; i < count; ++i) {
+    const int64_t wide = int64_t(a[i]) * b[i * step] + half;
+    out[i] = int32_t(uint64_t(wide) >> shift) + (add ? a[i] : 0);
+  }
+}
+
+// Sum of squares of |x| <= 2^24: below 2^62 for count <= 16384.
+inline int64_t sum_squares(const int32_t* x, int count) {
+  int64_t sum = 0;
+  for (int i = 0; i < count; ++i) sum += int64_t(x[i]) * x[i];
+  return sum;
+}
+
+#endif
+
 // ---- R2 ----------------------------------------------------------------------------------------------
 
 inline uint64_t block_peak(const int32_t* x) {
@@ -98,8 +121,6 @@ void quantize_i64(const int64_t* x, int exponent, const Activations& out, int m)
 
 // ---- R4, R5 ------------------------------------------------------------------------------------------
 
-#ifndef HEADRACE_OWN_NORM
-
 inline uint32_t norm_peak(const int32_t* x, int k) {
   int32_t peak = 0;
   for (int i = 0; i < k; ++i) {
@@ -109,38 +130,23 @@ inline uint32_t norm_peak(const int32_t* x, int k) {
   return uint32_t(peak);
 }
 
-// out = x shifted to 24 bits; returns the sum of squares, below 2^62 for k <= 16384.
-inline int64_t reduce_norm(const int32_t* x, int k, int shift, int32_t* out) {
+// out = x shifted to 24 bits.
+inline void reduce_norm(const int32_t* x, int k, int shift, int32_t* out) {
   const Rounding by(-shift);
-  int64_t squares = 0;
-  for (int i = 0; i < k; ++i) {
-    const int32_t v = ((int32_t(uint32_t(x[i]) << by.left) >> by.right) + 1) >> 1;
-    out[i] = v;
-    squares += int64_t(v) * v;
-  }
-  return squares;
+  for (int i = 0; i < k; ++i) out[i] = ((int32_t(uint32_t(x[i]) << by.left) >> by.right) + 1) >> 1;
 }
-
-// x: 24 bits, times 31 bits, rounded to 24; times a gain of 23 bits, rounded to 30. The results fit int32, so
-// the shifts may be logical.
-inline void scale_norm(int32_t* x, int k, uint32_t inverse, const int32_t* gain) {
-  for (int i = 0; i < k; ++i) {
-    const int64_t wide = int64_t(x[i]) * int64_t(inverse) + (int64_t(1) << 30);
-    x[i] = int32_t(uint64_t(wide) >> 31);
-  }
-  for (int i = 0; i < k; ++i) {
-    const int64_t wide = int64_t(x[i]) * gain[i] + (1 << 16);
-    x[i] = int32_t(uint64_t(wide) >> 17);
-  }
-}
-
-#endif
 
 // The normalised vector times its gain: values below 2^30 into out (may be x); returns the exponent.
 inline int32_t rms_norm(const int32_t* x, int k, const NormGain& g, int fraction_bits, int32_t* out) {
   const int shift = norm_shift(norm_peak(x, k));
-  const NormPlan plan = plan_norm(reduce_norm(x, k, shift, out), k, shift, g, fraction_bits);
-  scale_norm(out, k, plan.inverse, g.gain);
+  reduce_norm(x, k, shift, out);
+  const NormPlan plan = plan_norm(sum_squares(out, k), k, shift, g, fraction_bits);
+  if (plan.inverse == 0) return 0;  // x is 0
+  // 24 bits, times inverse / 2^31, rounded to 24 bits. The inverse is taken off 2^31, which makes it a signed
+  // factor of 32 bits: x * 2^31 >> 31 is x, whatever is added below.
+  const int32_t less = int32_t(int64_t(plan.inverse) - (int64_t(1) << 31));
+  mul_round(out, &less, 0, k, 31, out, true);
+  mul_round(out, g.gain, 1, k, 17, out, false);  // times 23 bits, rounded to 30
   return plan.exponent;
 }
 
@@ -202,30 +208,60 @@ void land(uint8_t* tile, int slot, const int32_t* key, const int32_t* value, int
 
 // ---- R9, R10 -----------------------------------------------------------------------------------------
 
-// silu(gate) * up, below 2^62.
-inline void silu_mul(const int32_t* gate, const int32_t* up, const int32_t* table, int fraction_bits, int k,
-                     int64_t* out) {
+// Sigmoid of x[i], Q24, for any number of fraction bits.
+inline void sigmoid_wide(const int32_t* x, const int32_t* table, int fraction_bits, int count, int32_t* out) {
   const int step = fraction_bits - 6;
   const int64_t limit = int64_t(16) << fraction_bits, half = int64_t(1) << (step - 1);
-  for (int i = 0; i < k; ++i) {
-    const int64_t g = gate[i];
-    int64_t inside = g + limit;
+  for (int i = 0; i < count; ++i) {
+    int64_t inside = x[i] + limit;
     inside = inside < 0 ? 0 : inside > 2 * limit - 1 ? 2 * limit - 1 : inside;
-    const int64_t index = inside >> step, rest = inside & ((int64_t(1) << step) - 1);
-    const int64_t low = table[index], high = table[index + 1];
-    int64_t sigmoid = low + (((high - low) * rest + half) >> step);
-    sigmoid = g < -limit ? 0 : g >= limit ? int64_t(1) << 24 : sigmoid;
-    out[i] = ((g * sigmoid + (1 << 23)) >> 24) * up[i];  // 31 + 31 bits
+    const int64_t low = table[inside >> step], high = table[(inside >> step) + 1];
+    const int64_t between = ((high - low) * (inside & ((int64_t(1) << step) - 1)) + half) >> step;
+    out[i] = int32_t(x[i] < -limit ? 0 : x[i] >= limit ? int64_t(1) << 24 : low + between);
   }
 }
 
-#ifndef HEADRACE_OWN_SILU
+constexpr int kSiluChunk = 64;  // elements whose intermediates wait in memory between loops
+
+#ifndef HEADRACE_OWN_SIGMOID
+
+// Sigmoid of x[i], Q24. With 20 fraction bits or less everything fits int32: neighbours in the table differ by
+// at most 2^16, and the position between them has fraction_bits - 6 bits.
+inline void sigmoid(const int32_t* x, const int32_t* table, int fraction_bits, int count, int32_t* out) {
+  const int step = fraction_bits - 6;
+  const int32_t limit = 16 << fraction_bits, half = 1 << (step - 1), mask = (1 << step) - 1;
+  int32_t index[kSiluChunk], rest[kSiluChunk], low[kSiluChunk], high[kSiluChunk];
+  for (int i = 0; i < count; ++i) {
+    const int32_t held = x[i] < -limit ? -limit : x[i] > limit - 1 ? limit - 1 : x[i];
+    index[i] = (held + limit) >> step;
+    rest[i] = (held + limit) & mask;
+  }
+  for (int i = 0; i < count; ++i) low[i] = table[index[i]], high[i] = table[index[i] + 1];
+  for (int i = 0; i < count; ++i) {
+    const int32_t inside = low[i] + (((high[i] - low[i]) * rest[i] + half) >> step);
+    out[i] = x[i] < -limit ? 0 : x[i] >= limit ? 1 << 24 : inside;
+  }
+}
+
+#endif
+
+// silu(gate) * up, below 2^62. gate * sigmoid / 2^24 is no larger than gate.
+inline void silu_mul(const int32_t* gate, const int32_t* up, const int32_t* table, int fraction_bits, int k,
+                     int64_t* out) {
+  for (int at = 0; at < k; at += kSiluChunk) {
+    const int count = k - at < kSiluChunk ? k - at : kSiluChunk;
+    int32_t s[kSiluChunk];
+    (fraction_bits <= 20 ? sigmoid : sigmoid_wide)(gate + at, table, fraction_bits, count, s);
+    mul_round(s, gate + at, 1, count, 24, s, false);
+    for (int i = 0; i < count; ++i) out[at + i] = int64_t(s[i]) * up[at + i];
+  }
+}
+
 void silu_mul_quantize(const int32_t* gate, const int32_t* up, const int32_t* table, int fraction_bits,
                        const Activations& out, int m, int64_t* scratch) {
   silu_mul(gate, up, table, fraction_bits, out.k, scratch);
   quantize_row(scratch, -2 * fraction_bits, out, m);
 }
-#endif
 
 // The code at element i of a block for row `lane` of its tile, centred.
 inline int code_at(const uint8_t* block, int bits, int lane, int i) {

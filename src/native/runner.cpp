@@ -7,9 +7,7 @@ namespace headrace {
 
 namespace {
 
-constexpr int kPageTiles = 4;
-constexpr int kPageTokens = kPageTiles * kTile;
-constexpr int kMaxQueries = 48;               // query heads of one attention call
+constexpr int kMaxQueries = 24;               // query heads of one attention call
 constexpr int kScoreBudget = 64 * 1024;       // their scores, so that these stay in a core's cache
 constexpr int kProjectRows = 96;              // rows that a projection's unit takes, a multiple of 12 and of 16
 constexpr size_t kProjectBytes = 512 * 1024;  // weights of a unit, so that they stay in a core's cache

@@ -13,6 +13,9 @@
 
 namespace headrace {
 
+constexpr int kPageTiles = 4;  // tiles of a KV page, for every layer and kv head
+constexpr int kPageTokens = kPageTiles * kTile;
+
 enum class Kind { kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect };
 enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kNumBuffers };
 enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention, kNumSites };
