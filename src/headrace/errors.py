@@ -115,6 +115,17 @@ class KernelUnavailableError(InputError):
     code = "kernel_unavailable"
 
 
+class ExpertReadError(HeadraceError):
+    """An expert's record could not be read; only the request that needed it ends."""
+
+    code = "expert_read_failed"
+
+    def __init__(self, layer: int, expert: int, cause: str = "its read failed") -> None:
+        super().__init__(f"layer {layer}, expert {expert}: {cause}")
+        self.layer = layer
+        self.expert = expert
+
+
 class CancelledError(HeadraceError):
     """The work was cancelled by its caller."""
 

@@ -18,7 +18,8 @@ constexpr int kPageTokens = kPageTiles * kTile;
 
 enum class Kind { kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect };
 enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kNumBuffers };
-enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention, kNumSites };
+enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
+            kSiteRouter, kSiteExperts, kSiteShared, kNumSites };
 
 struct Operation {
   Kind kind;

@@ -292,15 +292,19 @@ def _divide(acc: Int, total: int, exponent: int, fraction_bits: int) -> Saturate
 
 def silu_mul(gate: Int, up: Int, table: Table, fraction_bits: int) -> Int:
     """silu(gate) * up, fixed point with 2 * fraction_bits, |result| < 2^62: [K]."""
+    return shift_round(gate * sigmoid(gate, table, fraction_bits), n.SIGMOID_BITS) * up
+
+
+def sigmoid(gate: Int, table: Table, fraction_bits: int) -> Int:
+    """The sigmoid of fixed-point values, Q24: [K]."""
     step_bits = fraction_bits - 6
     offset = gate + (n.SIGMOID_RANGE << fraction_bits)
     inside = np.clip(offset, 0, (2 * n.SIGMOID_RANGE << fraction_bits) - 1)
     index, rest = inside >> step_bits, inside & ((1 << step_bits) - 1)
     low, high = np.asarray(table, np.int64)[index], np.asarray(table, np.int64)[index + 1]
-    sigmoid = low + shift_round((high - low) * rest, step_bits)
+    inner = low + shift_round((high - low) * rest, step_bits)
     limit = n.SIGMOID_RANGE << fraction_bits
-    sigmoid = np.where(gate < -limit, 0, np.where(gate >= limit, 1 << n.SIGMOID_BITS, sigmoid))
-    return shift_round(gate * sigmoid, n.SIGMOID_BITS) * up
+    return np.where(gate < -limit, 0, np.where(gate >= limit, 1 << n.SIGMOID_BITS, inner))
 
 
 def embed(weight: Weight, row: int, fraction_bits: int) -> Saturated:
@@ -310,3 +314,46 @@ def embed(weight: Weight, row: int, fraction_bits: int) -> Saturated:
         value = value + np.repeat(weight.mins[row] << weight.min_shift[row], weight.group)
     places = int(weight.exponent[row]) + fraction_bits
     return saturate(shift_round(value * weight.mantissa[row], -places))
+
+
+# R12 .. R15 -------------------------------------------------------------------------------------
+
+
+def route_logits(x: Int, exponent: int, codes: Int, exponents: Int, fraction_bits: int) -> Saturated:
+    """Router logits of a normed vector (R4's values and exponent) in fixed point: [E].
+
+    The vector is rounded to 16 bits by its own largest element. codes int16 range [E, K]; a sum is
+    below 2^30 K, so below 2^44.
+    """
+    peak = int(np.abs(x).max())
+    shift = bit_length(peak) - 15
+    reduced = np.minimum(shift_round(x, shift), n.CODE16_MAX)
+    acc = codes.astype(np.int64) @ reduced
+    return saturate(shift_round(acc, -(exponents + exponent + shift + fraction_bits)))
+
+
+def choose_experts(logits: Int, top_k: int, normalise: bool, fraction_bits: int) -> tuple[Int, Int]:
+    """The top_k likeliest experts, ties to the lower index, and their weights, Q30: [top_k] each.
+
+    normalise: shares of the chosen; otherwise shares of all experts.
+    """
+    order = np.argsort(-logits, kind="stable")
+    chosen = order[:top_k]
+    below = (logits[chosen[0]] - logits) * n.LOG2E_Q20 >> (4 + fraction_bits)
+    shares = exp2_negative_q30(below)
+    total = int(shares[chosen].sum() if normalise else shares.sum())
+    return chosen, (shares[chosen] << n.SHARE_BITS) // total
+
+
+def mix_experts(x: Int, outputs: Int, weights: Int) -> Saturated:
+    """x plus the weighted outputs of its chosen experts: outputs [top_k, K], weights [top_k], Q30.
+
+    Every product is rounded alone, so the order of the experts cannot matter.
+    """
+    parts = shift_round(outputs * weights[:, None], n.SHARE_BITS)
+    return saturate(x + parts.sum(axis=0))
+
+
+def add_shared(x: Int, output: Int, gate: Int, table: Table, fraction_bits: int) -> Saturated:
+    """x plus a shared expert's output [K] times the sigmoid of its gate [1]."""
+    return saturate(x + shift_round(output * sigmoid(gate, table, fraction_bits), n.SIGMOID_BITS))

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith import philox
+from headrace.arith.numbers import LOG2E_Q20
 from headrace.arith.ops import exp2_negative_q30, shift_round
 from headrace.values import UNIT, SamplingParams
 
 Int = NDArray[np.int64]
 
-LOG2E_Q20 = 1512775  # log2(e) * 2^20
 _ID_BITS = 20  # a vocabulary is at most 2^20 (models/config.py)
 _ID_MASK = (1 << _ID_BITS) - 1
 _SPAN = 31 << 16  # a weight this far below the largest (log2, Q16) is zero

@@ -5,11 +5,21 @@ Kernel order is described in docs/artifact.md (weights) and src/native/ops.h (KV
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith.ops import Block, Keys, Weight
-from headrace.kernels.program import PAGE_TILES, ModelShape, PackedWeight
+from headrace.kernels.program import (
+    PAGE_TILES,
+    ExpertLayout,
+    FieldSpan,
+    ModelShape,
+    PackedWeight,
+    WeightSpans,
+)
 
 TILE = 16
 
@@ -39,6 +49,24 @@ def unpack(packed: PackedWeight) -> Weight:
         packed.bits,
         packed.group,
     )
+
+
+def field_view(record: NDArray[np.uint8], span: FieldSpan) -> NDArray[Any]:
+    """A field of an expert's record u8[nbytes] as its own array."""
+    kind = np.dtype(span.dtype)
+    size = math.prod(span.shape) * kind.itemsize
+    return record[span.offset : span.offset + size].view(kind).reshape(span.shape)
+
+
+def unpack_expert(record: NDArray[np.uint8], layout: ExpertLayout) -> tuple[Weight, Weight]:
+    """The logical gate_up and down weights of one expert's record."""
+    return _unpack_spans(record, layout.gate_up), _unpack_spans(record, layout.down)
+
+
+def _unpack_spans(record: NDArray[np.uint8], spans: WeightSpans) -> Weight:
+    fields = {name: field_view(record, span) for name, span in spans.fields.items()}
+    fields.setdefault("mins", None)  # type: ignore[arg-type]
+    return unpack(PackedWeight(**fields, n=spans.n, k=spans.k, bits=spans.bits, group=spans.group))
 
 
 class TileView:

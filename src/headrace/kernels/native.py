@@ -57,7 +57,7 @@ class NativeRunner:
         for op in program.ops:
             self._add(op)
 
-    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
+    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         self._runner.run(
             begin,
             end,
@@ -68,6 +68,18 @@ class NativeRunner:
             batch.logit_rows,
             cache,
         )
+        return end
+
+    def bind_slots(self, slots: p.ExpertSlots) -> None:
+        raise NotImplementedError
+
+    def routes(self) -> NDArray[np.int32]:
+        raise NotImplementedError
+
+    def run_experts(
+        self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
+    ) -> None:
+        raise NotImplementedError
 
     def logits(self, rows: int) -> NDArray[np.int32]:
         view: NDArray[np.int32] = self._runner.logits()
@@ -88,7 +100,7 @@ class NativeRunner:
                 runner.norm(gain.values, gain.exponent, gain.eps)
             case p.Project(weight, target, bias, residual):
                 runner.project(**_weight(weight), target=int(target), bias=bias, residual=residual)
-            case p.HeadNorm(gain, first, count):
+            case p.HeadNorm(gain, first, count, _):
                 runner.head_norm(gain.values, gain.exponent, gain.eps, first, count)
             case p.Land(layer):
                 runner.land(layer)

@@ -5,8 +5,11 @@ range of operations over a `Batch`: a layer slice is a range, a whole step is th
 are frozen values; nothing here computes.
 
 Buffers, one row a token of the batch: `X` i32[rows, hidden] (residual), `QKV` i32[rows, q + 2 kv],
-`MIXED` i32[rows, q], `GATE_UP` i32[rows, 2 ffn_rows], `LOGITS` i32[logit rows, vocab], and one
-block activation of the width that the last producer wrote (Norm, Quantize, SiluMul).
+`MIXED` i32[rows, q], `GATE_UP` i32[rows, 2 ffn_rows], `LOGITS` i32[logit rows, vocab], `SHARED` i32[rows, hidden]
+(output of a shared expert), and one block activation of the width that the last producer wrote (Norm, Quantize, SiluMul).
+
+Experts are no operands: they lie in `ExpertSlots`, which the caller fills. A run stops after a `Route` whose
+experts do not all have a slot, and is resumed there once they have.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from numpy.typing import NDArray
 PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
 PAGE_TOKENS = 64
 
-SITES = ("embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention")
+SITES = (
+    "embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention",
+    "router", "experts", "shared",
+)  # fmt: skip
 
 
 class Buffer(IntEnum):
@@ -31,6 +37,7 @@ class Buffer(IntEnum):
     MIXED = 2
     GATE_UP = 3
     LOGITS = 4
+    SHARED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +61,35 @@ class PackedWeight:
     def nbytes(self) -> int:
         mins = 0 if self.mins is None else self.mins.nbytes
         return self.codes.nbytes + self.scales.nbytes + mins + self.row.nbytes
+
+
+@dataclass(frozen=True)
+class FieldSpan:
+    """An array inside an expert's record: NumPy type, shape, byte offset."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class WeightSpans:
+    """A packed weight [n, k] inside a record; fields codes, scales, mins (maybe), row."""
+
+    fields: Mapping[str, FieldSpan]
+    n: int
+    k: int
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """One expert's record of `nbytes`: gate_up [2 ffn_rows, hidden] and down [hidden, ffn_width]."""
+
+    gate_up: WeightSpans
+    down: WeightSpans
+    nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +127,12 @@ class Project:
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """RMSNorm of heads [first_head, first_head + num_heads) of QKV, in place (R4, R5)."""
+    """RMSNorm of heads of QKV, in place (R4, R5): `count` norms from head `first_head` on, each over `width` heads."""
 
     gain: Gain
     first_head: int
-    num_heads: int
+    count: int
+    width: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +156,9 @@ class Quantize:
 
 @dataclass(frozen=True, eq=False)
 class SiluMul:
-    """silu(gate) * up of GATE_UP -> activation (R9, R2)."""
+    """silu(gate) * up of GATE_UP -> activation (R9, R2). rows: of gate, and where up starts."""
+
+    rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +166,55 @@ class Select:
     """Keep the rows of X that the batch wants logits of: from here on, they are the rows."""
 
 
-Op = Embed | Norm | Project | HeadNorm | Land | Attend | Quantize | SiluMul | Select
+@dataclass(frozen=True, eq=False)
+class Router:
+    """A router's rows: value = codes * 2^exponent. codes i16[E (+ 1), hidden], exponents i32[E (+ 1)].
+
+    With a shared expert, the last row is its gate.
+    """
+
+    codes: NDArray[np.int16]
+    exponents: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """X -> the chosen experts of every row and their weights (R12, R13).
+
+    layer: index among all layers. normalise: weights of the chosen sum to one; otherwise they are shares of all
+    experts. gate: the router's last row is the gate of a shared expert.
+    """
+
+    layer: int
+    gain: Gain
+    router: Router
+    top_k: int
+    normalise: bool
+    gate: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """The chosen experts of every row over the activation, each times its weight, added to X (R3, R9, R14)."""
+
+    layer: int
+    layout: ExpertLayout
+
+
+@dataclass(frozen=True, eq=False)
+class AddShared:
+    """X += SHARED times the sigmoid of the shared expert's gate (R15)."""
+
+
+Op = (
+    Embed | Norm | Project | HeadNorm | Land | Attend | Quantize | SiluMul | Select
+    | Route | Experts | AddShared
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes that every operation shares. ffn_rows and ffn_width are padded as in DenseConfig."""
+    """Sizes that every operation shares. ffn_rows and ffn_width are the widest MLP's, padded as in DenseConfig."""
 
     hidden: int
     num_layers: int
@@ -143,6 +225,10 @@ class ModelShape:
     ffn_width: int
     vocab: int
     fraction_bits: int
+    num_experts: int = 0  # of a layer that has experts, without a shared one
+    top_k: int = 0
+    expert_rows: int = 0  # ffn_rows and ffn_width of one expert
+    expert_width: int = 0
 
     @property
     def q_size(self) -> int:
@@ -191,13 +277,47 @@ class Batch:
     logit_rows: NDArray[np.int32]
 
 
+@dataclass(frozen=True, eq=False)
+class ExpertSlots:
+    """Memory for experts, shared with kernels, which read it; whoever fills it owns it.
+
+    memory u8[slots, slot_bytes], page-aligned; table i32[num_layers, E]: the slot of an expert, -1 where it has none;
+    state u8[slots]: EMPTY, READING, READY or FAILED; used u8[slots]: set to 1 by a run that uses the slot.
+    An expert with a slot may still be READING: kernels then wait for it.
+    """
+
+    memory: NDArray[np.uint8]
+    table: NDArray[np.int32]
+    state: NDArray[np.uint8]
+    used: NDArray[np.uint8]
+
+
+EMPTY, READING, READY, FAILED = range(4)
+
+
 class Runner(Protocol):
     """A compiled program with its workspace; used by one thread at a time."""
 
     capacity: int
 
-    def run(self, begin: int, end: int, batch: Batch, cache: NDArray[np.uint8]) -> None:
-        """Run operations [begin, end) over at most `capacity` rows; cache u8[pages, page_bytes]."""
+    def run(self, begin: int, end: int, batch: Batch, cache: NDArray[np.uint8]) -> int:
+        """Run operations [begin, end) over at most `capacity` rows; cache u8[pages, page_bytes].
+
+        Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without
+        a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
+        """
+
+    def bind_slots(self, slots: ExpertSlots) -> None:
+        """Where experts lie from now on."""
+
+    def routes(self) -> NDArray[np.int32]:
+        """Experts that the last Route chose, i32[rows, top_k], the likeliest first."""
+
+    def run_experts(self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool) -> None:
+        """A part of the `Experts` at `index`: these experts alone, from these slots, whatever the table says.
+
+        Parts may come in any order; the sum over all chosen experts is added to X with the `last` one.
+        """
 
     def logits(self, rows: int) -> NDArray[np.int32]:
         """The first `rows` rows of LOGITS, [rows, vocab]; valid until the next run."""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith import ops
+from headrace.arith import numbers, ops
 from headrace.kernels import program as p
-from headrace.kernels.layout import TileView, tile_record, unpack
+from headrace.errors import ExpertReadError
+from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
 
 Int = NDArray[np.int64]
 
@@ -36,14 +37,40 @@ class ReferenceRunner:
         widths = (shape.hidden, shape.qkv_size, shape.q_size, 2 * shape.ffn_rows)
         self._buffers = [np.zeros((capacity, w), np.int64) for w in widths]
         self._buffers.append(np.zeros((logit_capacity, shape.vocab), np.int64))
+        self._buffers.append(np.zeros((capacity, shape.hidden), np.int64))
         self._active: list[ops.Block] = []
         self._rows = 0
+        self._slots: p.ExpertSlots | None = None
+        self._chosen = np.zeros((0, shape.top_k), np.int64)
+        self._shares = np.zeros((0, shape.top_k), np.int64)
+        self._gates = np.zeros((0, 1), np.int64)
+        self._outputs: dict[tuple[int, int], Int] = {}  # of (row, expert)
 
-    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
+    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         if begin == 0:
             self._rows = len(batch.tokens)
-        for op in self._program.ops[begin:end]:
+        for index in range(begin, end):
+            op = self._program.ops[index]
             self._step(op, batch, cache)
+            if isinstance(op, p.Route) and self._lacks_slots(op.layer):
+                return index + 1
+        return end
+
+    def bind_slots(self, slots: p.ExpertSlots) -> None:
+        self._slots = slots
+
+    def routes(self) -> NDArray[np.int32]:
+        return self._chosen.astype(np.int32)
+
+    def run_experts(
+        self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
+    ) -> None:
+        op = self._program.ops[index]
+        assert isinstance(op, p.Experts)
+        for expert, slot in zip(experts.tolist(), slots.tolist(), strict=True):
+            self._run_expert(op, expert, slot)
+        if last:
+            self._mix()
 
     def logits(self, rows: int) -> NDArray[np.int32]:
         return self._buffers[p.Buffer.LOGITS][:rows].astype(np.int32)
@@ -62,8 +89,8 @@ class ReferenceRunner:
                 self._active = [self._norm(row, gain) for row in self._rows_of(p.Buffer.X)]
             case p.Project():
                 self._project(op)
-            case p.HeadNorm(gain, first, count):
-                self._head_norm(gain, first, count)
+            case p.HeadNorm():
+                self._head_norm(op)
             case p.Land(layer):
                 self._land(layer, batch, cache)
             case p.Attend(layer):
@@ -71,8 +98,17 @@ class ReferenceRunner:
             case p.Quantize():
                 rows = self._rows_of(p.Buffer.MIXED)
                 self._active = [ops.quantize(r, -self._shape.fraction_bits) for r in rows]
-            case p.SiluMul():
-                self._active = [self._silu(r) for r in self._rows_of(p.Buffer.GATE_UP)]
+            case p.SiluMul(rows):
+                self._active = [self._silu(r, rows) for r in self._rows_of(p.Buffer.GATE_UP)]
+            case p.Route():
+                self._route(op)
+            case p.Experts(layer):
+                chosen = np.unique(self._chosen).astype(np.int32)
+                for expert in chosen.tolist():
+                    self._run_expert(op, expert, int(self._bound().table[layer, expert]))
+                self._mix()
+            case p.AddShared():
+                self._add_shared()
             case p.Select():
                 rows = self._buffers[p.Buffer.X][batch.logit_rows]
                 self._rows = len(rows)
@@ -113,12 +149,12 @@ class ReferenceRunner:
             out = ops.project(x, weight, self._shape.fraction_bits, bias, held)
             target[row, : op.weight.n] = self._count("residual" if op.residual else "project", out)
 
-    def _head_norm(self, gain: p.Gain, first: int, count: int) -> None:
-        d = self._shape.head_dim
+    def _head_norm(self, op: p.HeadNorm) -> None:
+        start, size = op.first_head * self._shape.head_dim, op.width * self._shape.head_dim
         for row in self._rows_of(p.Buffer.QKV):
-            for head in row.reshape(-1, d)[first : first + count]:
-                scaled = ops.rescale(*self._rms(head, gain), self._shape.fraction_bits)
-                head[:] = self._count("head_norm", scaled)
+            for part in row[start : start + op.count * size].reshape(op.count, size):
+                scaled = ops.rescale(*self._rms(part, op.gain), self._shape.fraction_bits)
+                part[:] = self._count("head_norm", scaled)
 
     def _land(self, layer: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
         s = self._shape
@@ -168,12 +204,56 @@ class ReferenceRunner:
                     q = x.reshape(-1, s.head_dim)[h]
                     out[h] = self._count("attention", ops.attend(q, keys, values, s.fraction_bits))
 
-    def _silu(self, row: Int) -> ops.Block:
-        s = self._shape
-        gate = _fit(row[: s.ffn_rows], s.ffn_width)
-        up = _fit(row[s.ffn_rows :], s.ffn_width)
-        product = ops.silu_mul(gate, up, self._program.sigmoid, s.fraction_bits)
-        return ops.quantize(product, -2 * s.fraction_bits)
+    def _silu(self, row: Int, rows: int) -> ops.Block:
+        f = self._shape.fraction_bits
+        gate, up = _fit(row[:rows]), _fit(row[rows : 2 * rows])
+        return ops.quantize(ops.silu_mul(gate, up, self._program.sigmoid, f), -2 * f)
+
+    def _bound(self) -> p.ExpertSlots:
+        assert self._slots is not None, "bind_slots comes first"
+        return self._slots
+
+    def _lacks_slots(self, layer: int) -> bool:
+        return bool((self._bound().table[layer, self._chosen] < 0).any())
+
+    def _route(self, op: p.Route) -> None:
+        f, router, chosen, gates = self._shape.fraction_bits, op.router, [], []
+        for row in self._rows_of(p.Buffer.X):
+            values, exponent = self._rms(row, op.gain)
+            logits = self._count(
+                "router",
+                ops.route_logits(values, exponent, router.codes, router.exponents, f),
+            )
+            gates.append(logits[self._shape.num_experts :])
+            logits = logits[: self._shape.num_experts]
+            chosen.append(ops.choose_experts(logits, op.top_k, op.normalise, f))
+        self._chosen = np.array([ids for ids, _ in chosen]).reshape(-1, op.top_k)
+        self._shares = np.array([shares for _, shares in chosen]).reshape(-1, op.top_k)
+        self._gates = np.array(gates).reshape(len(chosen), -1)
+
+    def _run_expert(self, op: p.Experts, expert: int, slot: int) -> None:
+        slots, f = self._bound(), self._shape.fraction_bits
+        if slots.state[slot] != p.READY:
+            raise ExpertReadError(op.layer, expert)
+        slots.used[slot] = 1
+        gate_up, down = unpack_expert(slots.memory[slot], op.layout)
+        for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
+            wide = self._count("project", ops.project(self._active[row], gate_up, f))
+            inner = self._silu(wide, self._shape.expert_rows)
+            self._outputs[row, expert] = self._count("project", ops.project(inner, down, f))
+
+    def _mix(self) -> None:
+        rows = self._rows_of(p.Buffer.X)
+        for row, (chosen, shares) in enumerate(zip(self._chosen, self._shares, strict=True)):
+            outputs = np.stack([self._outputs[row, int(e)] for e in chosen])
+            rows[row] = self._count("experts", ops.mix_experts(rows[row], outputs, shares))
+        self._outputs.clear()
+
+    def _add_shared(self) -> None:
+        f, table = self._shape.fraction_bits, self._program.sigmoid
+        rows, shared = self._rows_of(p.Buffer.X), self._rows_of(p.Buffer.SHARED)
+        for row, output, gate in zip(rows, shared, self._gates, strict=True):
+            row[:] = self._count("shared", ops.add_shared(row, output, gate, table, f))
 
 
 def _join(parts: list[ops.Keys], count: int) -> ops.Keys:
@@ -181,6 +261,6 @@ def _join(parts: list[ops.Keys], count: int) -> ops.Keys:
     return ops.Keys(*(np.concatenate(f)[:count] for f in fields))
 
 
-def _fit(x: Int, width: int) -> Int:
-    """Zero-pad to the width of whole activation blocks."""
-    return np.pad(x, (0, width - len(x)))
+def _fit(x: Int) -> Int:
+    """Zero-pad to whole activation blocks."""
+    return np.pad(x, (0, -len(x) % numbers.BLOCK))

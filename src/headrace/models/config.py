@@ -42,6 +42,50 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """Mixture-of-experts layers: all but `dense_layers`, which have an ordinary MLP of the decoder's ffn_size.
+
+    ffn_size: of one expert. normalise: the weights of the chosen experts sum to one (otherwise they are shares of
+    all experts). shared_ffn_size: of an expert that every token uses, times the sigmoid of its gate; 0: none.
+    """
+
+    num_experts: int
+    top_k: int
+    ffn_size: int
+    normalise: bool
+    shared_ffn_size: int = 0
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        limits = {"num_experts": 4096, "top_k": 64, "ffn_size": 2**18}
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be between 1 and {limit}")
+        if self.top_k > self.num_experts:
+            raise InputError(f"top_k {self.top_k} is more than {self.num_experts} experts")
+        if not 0 <= self.shared_ffn_size <= 2**18:
+            raise InputError(f"shared_ffn_size is {self.shared_ffn_size}")
+
+    @property
+    def ffn_rows(self) -> int:
+        return padded_rows(self.ffn_size)
+
+    @property
+    def ffn_width(self) -> int:
+        return padded_width(self.ffn_size)
+
+
+def padded_rows(ffn_size: int) -> int:
+    """ffn_size padded so that `up` starts at a tile of the fused gate_up weight."""
+    return -(-ffn_size // numbers.TILE) * numbers.TILE
+
+
+def padded_width(ffn_size: int) -> int:
+    """ffn_size padded to whole activation blocks: the K of `down`."""
+    return -(-ffn_size // numbers.BLOCK) * numbers.BLOCK
+
+
+@dataclass(frozen=True)
 class DenseConfig:
     """A decoder of the llama kind. Decimal numbers are text, so that no float rounds them.
 
@@ -63,6 +107,8 @@ class DenseConfig:
     qk_norm: bool = False
     rope_scaling: Llama3Scaling | None = None
     rope_factors: tuple[str, ...] | None = None
+    qk_norm_whole: bool = False  # the QK norm runs over all heads together (OLMoE)
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -70,6 +116,8 @@ class DenseConfig:
         for name in ("norm_eps", "rope_theta"):
             if not _positive_decimal(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)!r}; it must be a positive number")
+        if self.experts and any(not 0 <= i < self.num_layers for i in self.experts.dense_layers):
+            raise InputError(f"dense_layers {self.experts.dense_layers} are not all layers")
         if self.rope_factors is not None and len(self.rope_factors) != self.head_dim // 2:
             raise InputError(
                 f"rope_factors holds {len(self.rope_factors)}, not head_dim / 2 values"
@@ -103,13 +151,14 @@ class DenseConfig:
 
     @property
     def ffn_rows(self) -> int:
-        """ffn_size padded so that `up` starts at a tile of the fused gate_up weight."""
-        return -(-self.ffn_size // numbers.TILE) * numbers.TILE
+        return padded_rows(self.ffn_size)
 
     @property
     def ffn_width(self) -> int:
-        """ffn_size padded to whole activation blocks: the K of `down`."""
-        return -(-self.ffn_size // numbers.BLOCK) * numbers.BLOCK
+        return padded_width(self.ffn_size)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def frequencies(self) -> list[Decimal]:
         """Rotary angles of one position step, radians, with this model's scaling."""
@@ -132,6 +181,12 @@ class DenseConfig:
         scaling = fields.get("rope_scaling")
         if isinstance(scaling, Mapping):
             fields["rope_scaling"] = _build(Llama3Scaling, scaling)
+        experts = fields.get("experts")
+        if isinstance(experts, Mapping):
+            inner = dict(experts)
+            if isinstance(inner.get("dense_layers"), list):
+                inner["dense_layers"] = tuple(inner["dense_layers"])
+            fields["experts"] = _build(ExpertsConfig, inner)
         if isinstance(fields.get("rope_factors"), list):
             fields["rope_factors"] = tuple(fields["rope_factors"])  # type: ignore[arg-type]
         return _build(cls, fields)

@@ -15,22 +15,27 @@ from numpy.typing import NDArray
 from headrace.arith import numbers
 from headrace.errors import InputError
 from headrace.kernels import program as p
-from headrace.models.config import DenseConfig
+from headrace.models.config import DenseConfig, ExpertsConfig, padded_rows, padded_width
 
+Layouts = Mapping[int, p.ExpertLayout]
 Tensors = Mapping[str, NDArray[Any]]
 Formats = Mapping[str, Mapping[str, Any]]
 
 
 def build_program(
-    config: DenseConfig, formats: Formats, tensors: Tensors, fraction_bits: int
+    config: DenseConfig,
+    formats: Formats,
+    tensors: Tensors,
+    fraction_bits: int,
+    layouts: Layouts | None = None,
 ) -> p.Program:
-    """The program of one model.
+    """The program of one model. layouts: of the expert records of each layer that has experts.
 
     formats: the manifest's entry of each packed weight (format "q4" | "q4m" | "q8" | "q8m",
     shape [n, k], group). tensors: the artifact's arrays by name. Raises InputError that names a
     tensor that is missing or of the wrong shape.
     """
-    return _Builder(config, formats, tensors, fraction_bits).program()
+    return _Builder(config, formats, tensors, fraction_bits, layouts or {}).program()
 
 
 def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeight:
@@ -50,8 +55,14 @@ def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeig
 
 class _Builder:
     def __init__(
-        self, config: DenseConfig, formats: Formats, tensors: Tensors, fraction_bits: int
+        self,
+        config: DenseConfig,
+        formats: Formats,
+        tensors: Tensors,
+        fraction_bits: int,
+        layouts: Layouts,
     ) -> None:
+        self._layouts = layouts
         self._config = config
         self._formats = formats
         self._tensors = tensors
@@ -74,20 +85,28 @@ class _Builder:
 
     def shape(self) -> p.ModelShape:
         c = self._config
+        widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
         return p.ModelShape(
             hidden=c.hidden_size,
             num_layers=c.num_layers,
             num_heads=c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            ffn_rows=c.ffn_rows,
-            ffn_width=c.ffn_width,
+            ffn_rows=padded_rows(widest),
+            ffn_width=padded_width(widest),
             vocab=c.vocab_size,
             fraction_bits=self._fraction_bits,
+            num_experts=c.experts.num_experts if c.experts else 0,
+            top_k=c.experts.top_k if c.experts else 0,
+            expert_rows=c.experts.ffn_rows if c.experts else 0,
+            expert_width=c.experts.ffn_width if c.experts else 0,
         )
 
     def _layer(self, layer: int) -> list[p.Op]:
-        return self._attention(layer) + self._mlp(layer)
+        experts = self._config.experts
+        if experts is None or layer in experts.dense_layers:
+            return self._attention(layer) + self._mlp(layer)
+        return self._attention(layer) + self._experts(layer, experts)
 
     def _attention(self, layer: int) -> list[p.Op]:
         c, name = self._config, f"layers.{layer}"
@@ -97,7 +116,14 @@ class _Builder:
             p.Norm(self._gain(f"{name}.attention_norm", c.hidden_size)),
             p.Project(self._weight(f"{name}.qkv", size, c.hidden_size), p.Buffer.QKV, bias),
         ]
-        if c.qk_norm:
+        if c.qk_norm_whole:
+            q = self._gain(f"{name}.q_norm", c.q_size)
+            k = self._gain(f"{name}.k_norm", c.kv_size)
+            ops += [
+                p.HeadNorm(q, 0, 1, c.num_heads),
+                p.HeadNorm(k, c.num_heads, 1, c.num_kv_heads),
+            ]
+        elif c.qk_norm:
             q, k = (self._gain(f"{name}.{part}_norm", c.head_dim) for part in "qk")
             ops += [p.HeadNorm(q, 0, c.num_heads), p.HeadNorm(k, c.num_heads, c.num_kv_heads)]
         out = self._weight(f"{name}.out", c.hidden_size, c.q_size)
@@ -105,15 +131,41 @@ class _Builder:
         return [*ops, p.Project(out, p.Buffer.X, residual=True)]
 
     def _mlp(self, layer: int) -> list[p.Op]:
-        c, name = self._config, f"layers.{layer}"
-        gate_up = self._weight(f"{name}.gate_up", 2 * c.ffn_rows, c.hidden_size)
-        down = self._weight(f"{name}.down", c.hidden_size, c.ffn_width)
+        norm = p.Norm(self._gain(f"layers.{layer}.mlp_norm", self._config.hidden_size))
+        return [norm, *self._gated(f"layers.{layer}", self._config.ffn_size, p.Buffer.X)]
+
+    def _gated(self, name: str, ffn_size: int, target: p.Buffer) -> list[p.Op]:
+        """A gated MLP of the activation, added to X or written to SHARED."""
+        hidden, rows = self._config.hidden_size, padded_rows(ffn_size)
+        down = self._weight(f"{name}.down", hidden, padded_width(ffn_size))
         return [
-            p.Norm(self._gain(f"{name}.mlp_norm", c.hidden_size)),
-            p.Project(gate_up, p.Buffer.GATE_UP),
-            p.SiluMul(),
-            p.Project(down, p.Buffer.X, residual=True),
+            p.Project(self._weight(f"{name}.gate_up", 2 * rows, hidden), p.Buffer.GATE_UP),
+            p.SiluMul(rows),
+            p.Project(down, target, residual=target == p.Buffer.X),
         ]
+
+    def _experts(self, layer: int, experts: ExpertsConfig) -> list[p.Op]:
+        """Route first, so that missing experts are read while the shared expert computes."""
+        c, name = self._config, f"layers.{layer}"
+        gain = self._gain(f"{name}.mlp_norm", c.hidden_size)
+        shared = experts.shared_ffn_size
+        router = self._router(name, experts.num_experts + (shared > 0))
+        route = p.Route(layer, gain, router, experts.top_k, experts.normalise, shared > 0)
+        mix: list[p.Op] = [p.Norm(gain), p.Experts(layer, self._layouts[layer])]
+        if not shared:
+            return [route, *mix]
+        return [
+            route,
+            p.Norm(gain),
+            *self._gated(f"{name}.shared", shared, p.Buffer.SHARED),
+            *mix,
+            p.AddShared(),
+        ]
+
+    def _router(self, name: str, rows: int) -> p.Router:
+        shapes = {"codes": (rows, self._config.hidden_size), "exponents": (rows,)}
+        codes, exponents = (self._array(f"{name}.router.{k}", s) for k, s in shapes.items())
+        return p.Router(codes, exponents)
 
     def _tables(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         c = self._config
@@ -142,8 +194,8 @@ class _Builder:
         if name not in self._tensors:
             raise InputError(f"tensor {name!r} is missing")
         array = self._tensors[name]
-        if array.shape != shape or array.dtype != np.int32:
-            raise InputError(
-                f"tensor {name!r} is {array.dtype}{list(array.shape)}, not int32{list(shape)}"
-            )
+        kind = np.int16 if name.endswith(".router.codes") else np.int32
+        if array.shape != shape or array.dtype != kind:
+            wanted = f"{np.dtype(kind)}{list(shape)}"
+            raise InputError(f"tensor {name!r} is {array.dtype}{list(array.shape)}, not {wanted}")
         return array
