@@ -10,6 +10,7 @@
 
 #include <stdexcept>
 
+#include "draw.h"
 #include "runner.h"
 #include "tiers.h"
 
@@ -262,6 +263,16 @@ int64_t op_embed(const std::string& tier, In<uint8_t> codes, In<int16_t> scales,
   return clipped;
 }
 
+// how: inverse temperature, top_k, top_p, min_p, reach, fraction bits (arith/sampling.py).
+template <typename T>
+int draw_token(In<T> logits, std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int> how, In<int32_t> high,
+               In<int32_t> low, uint64_t word) {
+  const auto [temperature, top_k, top_p, min_p, reach, fraction_bits] = how;
+  const Draw parameters{temperature, top_k, top_p, min_p, reach, fraction_bits, high.data(), low.data()};
+  nb::gil_scoped_release release;
+  return draw(logits.data(), int(logits.size()), parameters, word);
+}
+
 void bind_runner(nb::module_& m) {
   nb::class_<PyRunner>(m, "Runner")
       .def(nb::init<const std::string&, int, std::vector<int>, In<int32_t>, In<int32_t>, In<int32_t>,
@@ -286,6 +297,8 @@ void bind_runner(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.def("tiers", &tiers);
   bind_runner(m);
+  m.def("draw", &draw_token<int32_t>);
+  m.def("draw", &draw_token<int64_t>);
   m.def("op_quantize", &op_quantize);
   m.def("op_quantize_i32", &op_quantize_i32);
   m.def("op_project", &op_project, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,

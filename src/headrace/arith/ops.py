@@ -319,7 +319,9 @@ def embed(weight: Weight, row: int, fraction_bits: int) -> Saturated:
 # R12 .. R15 -------------------------------------------------------------------------------------
 
 
-def route_logits(x: Int, exponent: int, codes: Int, exponents: Int, fraction_bits: int) -> Saturated:
+def route_logits(
+    x: Int, exponent: int, codes: Int, exponents: Int, fraction_bits: int
+) -> Saturated:
     """Router logits of a normed vector (R4's values and exponent) in fixed point: [E].
 
     The vector is rounded to 16 bits by its own largest element. codes int16 range [E, K]; a sum is

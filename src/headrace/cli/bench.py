@@ -153,7 +153,8 @@ class _Bench:
         """Seconds of reading `context` tokens and of `count` steps after it, and the logits' digest."""
         engine, digest = self._engine, hashlib.sha256()
         vocab = engine.config.vocab_size
-        sampler = Sampler(SamplingParams(temperature=0.0), 0, vocab, engine.fraction_bits)
+        params = SamplingParams(temperature=0.0)
+        sampler = Sampler(params, 0, vocab, engine.fraction_bits, engine.backend)
         sequence = engine.new_sequence()
         try:
             start = time.perf_counter()

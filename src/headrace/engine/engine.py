@@ -208,7 +208,7 @@ class _Generation:
         self._limit = min(params.max_tokens or room, room)
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         vocab = engine.config.vocab_size
-        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits)
+        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
         self._sampler.observe(prompt)
         self._hash = hashlib.sha256()
         self._before = engine.saturations()

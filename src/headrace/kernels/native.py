@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith import numbers
+from headrace.arith.sampling import Draw, Logits
 from headrace.kernels import program as p
+
+_EXP2_TABLES = tuple(np.array(table, np.int32) for table in numbers.exp2_tables())
 
 
 class NativeBackend:
@@ -25,6 +28,13 @@ class NativeBackend:
 
     def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> NativeRunner:
         return NativeRunner(self, self._module, program, capacity, logit_capacity)
+
+    def draw(self, logits: Logits, how: Draw, word: int) -> int:
+        parameters = (how.inverse_temperature, how.top_k, how.top_p, how.min_p, how.reach)
+        token: int = self._module.draw(
+            logits, (*parameters, how.fraction_bits), *_EXP2_TABLES, word
+        )
+        return token
 
 
 class NativeRunner:

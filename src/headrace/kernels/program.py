@@ -6,7 +6,8 @@ are frozen values; nothing here computes.
 
 Buffers, one row a token of the batch: `X` i32[rows, hidden] (residual), `QKV` i32[rows, q + 2 kv],
 `MIXED` i32[rows, q], `GATE_UP` i32[rows, 2 ffn_rows], `LOGITS` i32[logit rows, vocab], `SHARED` i32[rows, hidden]
-(output of a shared expert), and one block activation of the width that the last producer wrote (Norm, Quantize, SiluMul).
+(output of a shared expert), and one block activation of the width that the last producer wrote (Norm, Quantize,
+SiluMul).
 
 Experts are no operands: they lie in `ExpertSlots`, which the caller fills. A run stops after a `Route` whose
 experts do not all have a slot, and is resumed there once they have.
@@ -21,6 +22,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.arith.sampling import Draw, Logits
 
 PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
 PAGE_TOKENS = 64
@@ -313,7 +316,9 @@ class Runner(Protocol):
     def routes(self) -> NDArray[np.int32]:
         """Experts that the last Route chose, i32[rows, top_k], the likeliest first."""
 
-    def run_experts(self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool) -> None:
+    def run_experts(
+        self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
+    ) -> None:
         """A part of the `Experts` at `index`: these experts alone, from these slots, whatever the table says.
 
         Parts may come in any order; the sum over all chosen experts is added to X with the `last` one.
@@ -336,3 +341,6 @@ class Backend(Protocol):
 
     def compile(self, program: Program, *, capacity: int, logit_capacity: int) -> Runner:
         """Allocate the workspace and bind the program to it."""
+
+    def draw(self, logits: Logits, how: Draw, word: int) -> int:
+        """The token that the 64-bit random `word` picks from logits [vocab] (R11)."""

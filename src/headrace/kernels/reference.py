@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith import numbers, ops
-from headrace.kernels import program as p
+from headrace.arith import numbers, ops, sampling
 from headrace.errors import ExpertReadError
+from headrace.kernels import program as p
 from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
 
 Int = NDArray[np.int64]
@@ -22,6 +22,9 @@ class ReferenceBackend:
 
     def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> ReferenceRunner:
         return ReferenceRunner(program, capacity, logit_capacity)
+
+    def draw(self, logits: sampling.Logits, how: sampling.Draw, word: int) -> int:
+        return sampling.draw(logits, how, word)
 
 
 class ReferenceRunner:
@@ -217,13 +220,11 @@ class ReferenceRunner:
         return bool((self._bound().table[layer, self._chosen] < 0).any())
 
     def _route(self, op: p.Route) -> None:
-        f, router, chosen, gates = self._shape.fraction_bits, op.router, [], []
+        f, chosen, gates = self._shape.fraction_bits, [], []
+        codes, exponents = op.router.codes.astype(np.int64), op.router.exponents.astype(np.int64)
         for row in self._rows_of(p.Buffer.X):
             values, exponent = self._rms(row, op.gain)
-            logits = self._count(
-                "router",
-                ops.route_logits(values, exponent, router.codes, router.exponents, f),
-            )
+            logits = self._count("router", ops.route_logits(values, exponent, codes, exponents, f))
             gates.append(logits[self._shape.num_experts :])
             logits = logits[: self._shape.num_experts]
             chosen.append(ops.choose_experts(logits, op.top_k, op.normalise, f))

@@ -60,7 +60,9 @@ class ExpertsConfig:
         limits = {"num_experts": 4096, "top_k": 64, "ffn_size": 2**18}
         for name, limit in limits.items():
             if not 1 <= getattr(self, name) <= limit:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be between 1 and {limit}")
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; it must be between 1 and {limit}"
+                )
         if self.top_k > self.num_experts:
             raise InputError(f"top_k {self.top_k} is more than {self.num_experts} experts")
         if not 0 <= self.shared_ffn_size <= 2**18:
