@@ -48,12 +48,7 @@ class Drawer {
     return inside;
   }
 
-  int64_t weight(int64_t distance) const {
-    const int64_t product = int64_t(how_.exp2_high[distance >> 8 & 255]) * how_.exp2_low[distance & 255];
-    return shift_round(shift_round(product, 30), int(distance >> 16));
-  }
-
-  static int64_t shift_round(int64_t x, int shift) { return shift == 0 ? x : ((x >> (shift - 1)) + 1) >> 1; }
+  int64_t weight(int64_t distance) const { return how_.exp2(distance); }
 
   bool likely_enough(int64_t weight) const { return weight << kUnitBits >= how_.min_p << 30; }
 

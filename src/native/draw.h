@@ -3,13 +3,15 @@
 
 #include <cstdint>
 
+#include "exp2.h"
+
 namespace headrace {
 
 // Parameters in Q16; `reach` is how far below the largest a logit may be and still have a weight.
 struct Draw {
   int64_t inverse_temperature, top_k, top_p, min_p, reach;
   int fraction_bits;
-  const int32_t *exp2_high, *exp2_low;  // [256] each: 2^(-i / 256) and 2^(-i / 65536), Q30
+  Exp2 exp2;
 };
 
 template <typename T>

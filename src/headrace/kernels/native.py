@@ -5,6 +5,7 @@ Knows the module `_native` and the arrays that it borrows; keeps them alive for 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from headrace.arith import numbers
 from headrace.arith.sampling import Draw, Logits
+from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 
+_FIELDS = ("codes", "scales", "mins", "row")
 _EXP2_TABLES = tuple(np.array(table, np.int32) for table in numbers.exp2_tables())
 
 
@@ -53,6 +56,7 @@ class NativeRunner:
         self._program = program  # owns the arrays that the runner borrows
         sizes = [s.hidden, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim]
         sizes += [s.ffn_rows, s.ffn_width, s.vocab, s.fraction_bits]
+        sizes += [s.num_experts, s.top_k, s.expert_rows, s.expert_width]
         self._runner = module.Runner(
             backend.name,
             backend.threads,
@@ -60,17 +64,22 @@ class NativeRunner:
             np.ascontiguousarray(program.rope_low),
             np.ascontiguousarray(program.rope_high),
             np.ascontiguousarray(program.sigmoid),
+            *_EXP2_TABLES,
             numbers.attention_scale(s.head_dim),
             capacity,
             logit_capacity,
         )
+        self._starts = []  # of each operation among the runner's own, which are finer
         for op in program.ops:
+            self._starts.append(self._runner.num_ops())
             self._add(op)
+        self._starts.append(self._runner.num_ops())
+        self._slots: p.ExpertSlots | None = None
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
-        self._runner.run(
-            begin,
-            end,
+        stopped = self._runner.run(
+            self._starts[begin],
+            self._starts[end],
             batch.tokens,
             batch.positions,
             batch.sequences,
@@ -78,18 +87,26 @@ class NativeRunner:
             batch.logit_rows,
             cache,
         )
-        return end
+        self._raise_failure()
+        return bisect_left(self._starts, stopped)
 
     def bind_slots(self, slots: p.ExpertSlots) -> None:
-        raise NotImplementedError
+        self._runner.bind_slots(slots.memory, slots.table, slots.state, slots.used)
+        self._slots = slots  # borrowed by the runner
 
     def routes(self) -> NDArray[np.int32]:
-        raise NotImplementedError
+        chosen: NDArray[np.int32] = self._runner.routes()
+        return chosen
 
     def run_experts(
         self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
     ) -> None:
-        raise NotImplementedError
+        self._runner.run_experts(self._starts[index], experts, slots, last)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if failed := self._runner.failure():
+            raise ExpertReadError(*failed)
 
     def logits(self, rows: int) -> NDArray[np.int32]:
         view: NDArray[np.int32] = self._runner.logits()
@@ -110,18 +127,31 @@ class NativeRunner:
                 runner.norm(gain.values, gain.exponent, gain.eps)
             case p.Project(weight, target, bias, residual):
                 runner.project(**_weight(weight), target=int(target), bias=bias, residual=residual)
-            case p.HeadNorm(gain, first, count, _):
-                runner.head_norm(gain.values, gain.exponent, gain.eps, first, count)
+            case p.HeadNorm(gain, first, count, width):
+                runner.head_norm(gain.values, gain.exponent, gain.eps, first, count, width)
             case p.Land(layer):
                 runner.land(layer)
             case p.Attend(layer):
                 runner.attend(layer)
             case p.Quantize():
                 runner.quantize()
-            case p.SiluMul():
-                runner.silu_mul()
+            case p.SiluMul(rows):
+                runner.silu_mul(rows)
             case p.Select():
                 runner.select()
+            case p.Route(layer, gain, router, _, normalise, gate):
+                norm = (gain.values, gain.exponent, gain.eps)
+                runner.route(layer, *norm, router.codes, router.exponents, normalise, gate)
+            case p.Experts(layer, layout):
+                runner.experts(layer, _spans(layout.gate_up), _spans(layout.down), layout.nbytes)
+            case p.AddShared():
+                runner.add_shared()
+
+
+def _spans(spans: p.WeightSpans) -> list[int]:
+    """Byte offsets of a record's fields, -1 for minimums that are not there, and the weight's sizes."""
+    offsets = [spans.fields[n].offset if n in spans.fields else -1 for n in _FIELDS]
+    return [*offsets, spans.n, spans.k, spans.bits, spans.group]
 
 
 def _weight(weight: p.PackedWeight) -> dict[str, Any]:
