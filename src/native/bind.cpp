@@ -107,10 +107,15 @@ class PyRunner {
     Operation op{Kind::kRoute};
     op.layer = layer;
     op.gain = gain_of(gain, exponent, eps);
-    op.router = {codes.data(), exponents.data(), int32_t(codes.shape(0)), int32_t(codes.shape(1))};
+    op.router = router_of(codes, exponents);
     op.normalise = normalise;
     op.gate = gate;
     runner_->add(op);
+  }
+
+  void route_ahead(int layer, In<int32_t> gain, int exponent, std::tuple<int, int> eps, In<int16_t> codes,
+                   In<int32_t> exponents) {
+    runner_->set_ahead(layer, gain_of(gain, exponent, eps), router_of(codes, exponents));
   }
 
   // Spans: byte offsets of codes, scales, mins (-1: none) and row, then n, k, bits, group.
@@ -137,6 +142,14 @@ class PyRunner {
     Mixture* m = runner_->mixture();
     require(m != nullptr, "the program has no experts");
     return {m->chosen(), {size_t(m->rows()), size_t(top_k_)}, nb::find(this)};
+  }
+
+  void set_lookahead(bool on) { runner_->set_lookahead(on); }
+
+  nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> forecast() {
+    Mixture* m = runner_->mixture();
+    require(m != nullptr, "the program has no experts");
+    return {m->guessed(), {size_t(m->guessed_rows()), size_t(top_k_)}, nb::find(this)};
   }
 
   void run_experts(int begin, In<int32_t> experts, In<int32_t> slots, bool last) {
@@ -209,6 +222,11 @@ class PyRunner {
       const int row = logit_rows.data()[i];
       require(row > (i == 0 ? -1 : logit_rows.data()[i - 1]) && size_t(row) < rows, "logit rows must rise and exist");
     }
+  }
+
+  static RouterRows router_of(In<int16_t> codes, In<int32_t> exponents) {
+    require(codes.ndim() == 2 && exponents.size() == codes.shape(0), "a router has no exponent for each row");
+    return {codes.data(), exponents.data(), int32_t(codes.shape(0)), int32_t(codes.shape(1))};
   }
 
   static WeightSpans spans_of(const std::vector<int64_t>& v) {
@@ -366,6 +384,9 @@ void bind_runner(nb::module_& m) {
       .def("silu_mul", &PyRunner::silu_mul)
       .def("select", &PyRunner::select)
       .def("route", &PyRunner::route)
+      .def("route_ahead", &PyRunner::route_ahead)
+      .def("set_lookahead", &PyRunner::set_lookahead)
+      .def("forecast", &PyRunner::forecast)
       .def("experts", &PyRunner::experts)
       .def("add_shared", &PyRunner::add_shared)
       .def("num_ops", &PyRunner::num_ops)

@@ -39,6 +39,7 @@ Mixture::Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, 
       chosen_(size_t(capacity) * shape.top_k),
       shares_(chosen_.size()),
       gates_(size_t(capacity)),
+      guessed_(size_t(kForecastRows) * shape.top_k),
       start_(size_t(shape.num_experts) + 1),
       place_(chosen_.size()),
       row_of_(chosen_.size()),
@@ -47,10 +48,9 @@ Mixture::Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, 
       wide_(chosen_.size() * 2 * size_t(shape.expert_rows)),
       outputs_(chosen_.size() * size_t(shape.hidden)) {}
 
-// R13. Ties go to the lower index, since a later expert must be strictly likelier to pass an earlier one.
-void Mixture::choose(int row, const int32_t* logits, bool normalise, bool gate) {
+// Ties go to the lower index, since a later expert must be strictly likelier to pass an earlier one.
+void Mixture::likeliest(const int32_t* logits, int32_t* chosen) const {
   const int n = shape_.num_experts, k = shape_.top_k;
-  int32_t* chosen = chosen_.data() + size_t(row) * k;
   int count = 0;
   for (int e = 0; e < n; ++e) {
     if (count == k && logits[e] <= logits[chosen[k - 1]]) continue;
@@ -58,6 +58,15 @@ void Mixture::choose(int row, const int32_t* logits, bool normalise, bool gate) 
     for (; at > 0 && logits[e] > logits[chosen[at - 1]]; --at) chosen[at] = chosen[at - 1];
     chosen[at] = e;
   }
+}
+
+void Mixture::guess(int row, const int32_t* logits) { likeliest(logits, guessed_.data() + size_t(row) * shape_.top_k); }
+
+// R13.
+void Mixture::choose(int row, const int32_t* logits, bool normalise, bool gate) {
+  const int n = shape_.num_experts, k = shape_.top_k;
+  int32_t* chosen = chosen_.data() + size_t(row) * k;
+  likeliest(logits, chosen);
   const int64_t peak = logits[chosen[0]];
   const auto weight = [&](int e) { return exp2_((peak - logits[e]) * kLog2e >> (4 + shape_.fraction_bits)); };
   int64_t total = 0;
@@ -70,7 +79,7 @@ void Mixture::choose(int row, const int32_t* logits, bool normalise, bool gate) 
   if (gate) gates_[size_t(row)] = logits[n];
 }
 
-bool Mixture::group(int layer, int rows) {
+bool Mixture::group(int layer, int rows, int ahead) {
   const int k = shape_.top_k, pairs = rows * k;
   rows_ = rows;
   std::fill(start_.begin(), start_.end(), 0);
@@ -80,9 +89,14 @@ bool Mixture::group(int layer, int rows) {
   for (int e = shape_.num_experts; e > 0; --e) start_[e] = start_[e - 1];
   start_[0] = 0;
   for (int i = 0; i < pairs; ++i) row_of_[place_[i]] = i / k;
+  guessed_rows_ = ahead < 0 ? 0 : rows;
+  return all_have_slots(layer, chosen_.data(), pairs) && all_have_slots(ahead, guessed_.data(), guessed_rows_ * k);
+}
+
+bool Mixture::all_have_slots(int layer, const int32_t* experts, int count) const {
   const int32_t* table = slots_.table + ptrdiff_t(layer) * shape_.num_experts;
-  for (int i = 0; i < pairs; ++i)
-    if (table[chosen_[i]] < 0) return false;
+  for (int i = 0; i < count; ++i)
+    if (table[experts[i]] < 0) return false;
   return true;
 }
 

@@ -39,6 +39,8 @@ struct ExpertLayout {
   WeightSpans gate_up, down;
 };
 
+constexpr int kForecastRows = 4;  // passes of more rows use most experts anyway
+
 struct MixtureShape {
   int hidden, num_experts, top_k, expert_rows, expert_width, fraction_bits;
 };
@@ -58,8 +60,13 @@ class Mixture {
 
   // Chooses the experts of a row from its logits; `gate` follows them when the layer has a shared expert.
   void choose(int row, const int32_t* logits, bool normalise, bool gate);
-  // Groups the rows by expert, once all have chosen; false when a chosen expert has no slot.
-  bool group(int layer, int rows);
+  // Chooses the likeliest experts of a later layer as a guess.
+  void guess(int row, const int32_t* logits);
+  // Groups the rows by expert, once all have chosen; false when an expert that was chosen, or guessed for layer
+  // `ahead`, has no slot. ahead -1: there are no guesses.
+  bool group(int layer, int rows, int ahead);
+  const int32_t* guessed() const { return guessed_.data(); }
+  int guessed_rows() const { return guessed_rows_; }
   const int32_t* chosen() const { return chosen_.data(); }
   int rows() const { return rows_; }
   int32_t gate(int row) const { return gates_[size_t(row)]; }
@@ -98,6 +105,8 @@ class Mixture {
     std::vector<int32_t> exponents;
   };
 
+  void likeliest(const int32_t* logits, int32_t* out) const;
+  bool all_have_slots(int layer, const int32_t* experts, int count) const;
   void add_part(int layer, int expert, int slot);
   void finish_parts();
   bool wait(const Unit& unit);
@@ -110,8 +119,9 @@ class Mixture {
   const int num_threads_;
   ExpertSlots slots_{};
 
-  int rows_ = 0, layer_ = 0;
+  int rows_ = 0, layer_ = 0, guessed_rows_ = 0;
   std::vector<int32_t> chosen_, shares_, gates_;  // [rows][top_k], [rows][top_k], [rows]
+  std::vector<int32_t> guessed_;                  // [kForecastRows][top_k]
   std::vector<int32_t> start_, place_, row_of_;   // [experts + 1], [rows][top_k], [grouped rows]
   std::vector<Part> parts_;
   std::vector<Unit> units_;

@@ -120,6 +120,12 @@ void Runner::add_experts(int layer, const ExpertLayout& layout) {
   }
 }
 
+void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {
+  ops_.back().ahead_layer = layer;
+  ops_.back().ahead_gain = gain;
+  ops_.back().ahead_router = router;
+}
+
 int Runner::run(int begin, int end, const Batch& batch) {
   batch_ = batch;
   ++run_;
@@ -138,7 +144,8 @@ void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, i
 }
 
 bool Runner::ends_after(int stage) {
-  if (ops_[stage].kind != Kind::kRoute || mixture_->group(ops_[stage].layer, rows_)) return false;
+  const Operation& op = ops_[stage];
+  if (op.kind != Kind::kRoute || mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1)) return false;
   stopped_ = stage + 1;
   return true;
 }
@@ -258,6 +265,11 @@ void Runner::route(const Operation& op, Thread& t, int row) {
   tier_.route(row_of(kX, row), op.gain, shape_.fraction_bits, op.router, t.logits.data(),
               reinterpret_cast<int32_t*>(t.wide.data()), &t.clipped[kSiteRouter]);
   mixture_->choose(row, t.logits.data(), op.normalise, op.gate);
+  if (!guesses(op)) return;
+  int64_t ignored = 0;
+  tier_.route(row_of(kX, row), op.ahead_gain, shape_.fraction_bits, op.ahead_router, t.logits.data(),
+              reinterpret_cast<int32_t*>(t.wide.data()), &ignored);
+  mixture_->guess(row, t.logits.data());
 }
 
 int Runner::expert_units(const Operation& op) {

@@ -38,6 +38,9 @@ struct Operation {
   int layer = 0;
   RouterRows router{};
   bool normalise = false, gate = false;  // Route
+  int ahead_layer = -1;                  // Route: the layer that it can guess for, with its gain and router
+  NormGain ahead_gain{};
+  RouterRows ahead_router{};
   ExpertLayout layout{};
   int producer = -1;   // Project: the operation before it, when that makes this projection's vectors alone
   bool alone = false;  // Norm, Quantize, SiluMul: the other end of that
@@ -82,6 +85,9 @@ class Runner : private Job {
   int run(int begin, int end, const Batch& batch);
   // Some of the experts of the layer whose stages begin at `begin`; the sum of all is added with the last part.
   void run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last);
+  // Gives the last operation, a Route, the router of a later layer to guess with.
+  void set_ahead(int layer, const NormGain& gain, const RouterRows& router);
+  void set_lookahead(bool on) { lookahead_ = on; }
   Mixture* mixture() { return mixture_.get(); }
 
   const int32_t* logits() const { return buffers_[kLogits].data(); }
@@ -112,6 +118,7 @@ class Runner : private Job {
   void route(const Operation& op, Thread& t, int row);
   void mix(const Operation& op, Thread& t, int row);
   void add_shared(const Operation& op, Thread& t, int row);
+  bool guesses(const Operation& op) const { return lookahead_ && op.ahead_layer >= 0 && rows_ <= kForecastRows; }
   int expert_units(const Operation& op);
   void select();
 
@@ -141,6 +148,7 @@ class Runner : private Job {
   std::vector<int32_t> exponents_;
 
   std::unique_ptr<Mixture> mixture_;
+  bool lookahead_ = false;
 
   // Of the current run.
   Batch batch_{};

@@ -264,6 +264,42 @@ def test_a_run_stops_where_an_expert_has_no_slot(tier: str) -> None:
     assert run.runner.logits(2).tobytes() + run.cache.tobytes() == Run(model, tier).read(2)
 
 
+def test_lookahead_guesses_and_changes_nothing() -> None:
+    model = Model(CONFIG)
+    plain, guesses = Run(model, "portable").read(2), []
+    for tier in ("portable", "reference"):
+        run = Run(model, tier)
+        run.runner.set_lookahead(True)
+        assert run.read(2) == plain
+        run = Run(model, tier)
+        run.runner.set_lookahead(True)
+        table = run.slots.table.copy()
+        run.slots.table[1] = -1
+        size = len(model.program.ops)
+        stopped = run.runner.run(0, size, batch(2), run.cache)
+        assert model.program.ops[stopped - 1].layer == 0  # stops early, for the guess
+        guesses.append(run.runner.forecast().tolist())
+        run.slots.table[1] = table[1]
+        assert run.runner.run(stopped, size, batch(2), run.cache) == size
+        assert run.runner.logits(2).tobytes() + run.cache.tobytes() == plain
+        assert run.read(9)
+        assert len(run.runner.forecast()) == 0  # too many rows to guess for
+    assert guesses[0] == guesses[1]
+    assert len(guesses[0]) == 2
+
+
+def test_equally_likely_experts_are_taken_in_order() -> None:
+    model = Model(CONFIG)
+    for op in model.program.ops:
+        if isinstance(op, p.Route):
+            op.router.codes[:] = op.router.codes[0]
+    for tier in ["reference", *NATIVE]:
+        if not unavailable()[tier]:
+            run = Run(model, tier)
+            run.read(3)
+            assert run.runner.routes().tolist() == [[0, 1, 2]] * 3
+
+
 @pytest.mark.parametrize("tier", ["portable", "reference"])
 def test_a_failed_read_ends_the_run(tier: str) -> None:
     model = Model(CONFIG)

@@ -98,6 +98,13 @@ class NativeRunner:
         chosen: NDArray[np.int32] = self._runner.routes()
         return chosen
 
+    def set_lookahead(self, on: bool) -> None:
+        self._runner.set_lookahead(on)
+
+    def forecast(self) -> NDArray[np.int32]:
+        guessed: NDArray[np.int32] = self._runner.forecast()
+        return guessed
+
     def run_experts(
         self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
     ) -> None:
@@ -139,13 +146,18 @@ class NativeRunner:
                 runner.silu_mul(rows)
             case p.Select():
                 runner.select()
-            case p.Route(layer, gain, router, _, normalise, gate):
-                norm = (gain.values, gain.exponent, gain.eps)
-                runner.route(layer, *norm, router.codes, router.exponents, normalise, gate)
+            case p.Route(layer, gain, router, _, normalise, gate, ahead):
+                runner.route(layer, *_router(gain, router), normalise, gate)
+                if ahead is not None:
+                    runner.route_ahead(ahead.layer, *_router(ahead.gain, ahead.router))
             case p.Experts(layer, layout):
                 runner.experts(layer, _spans(layout.gate_up), _spans(layout.down), layout.nbytes)
             case p.AddShared():
                 runner.add_shared()
+
+
+def _router(gain: p.Gain, router: p.Router) -> tuple[Any, ...]:
+    return (gain.values, gain.exponent, gain.eps, router.codes, router.exponents)
 
 
 def _spans(spans: p.WeightSpans) -> list[int]:

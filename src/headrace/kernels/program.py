@@ -181,6 +181,15 @@ class Router:
 
 
 @dataclass(frozen=True, eq=False)
+class Ahead:
+    """The router of a later layer, applied early to guess its experts; a guess changes no result."""
+
+    layer: int
+    gain: Gain
+    router: Router
+
+
+@dataclass(frozen=True, eq=False)
 class Route:
     """X -> the chosen experts of every row and their weights (R12, R13).
 
@@ -194,6 +203,7 @@ class Route:
     top_k: int
     normalise: bool
     gate: bool = False
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +306,7 @@ class ExpertSlots:
 
 
 EMPTY, READING, READY, FAILED = range(4)
+FORECAST_ROWS = 4  # passes of more rows use most experts anyway
 
 
 class Runner(Protocol):
@@ -306,8 +317,8 @@ class Runner(Protocol):
     def run(self, begin: int, end: int, batch: Batch, cache: NDArray[np.uint8]) -> int:
         """Run operations [begin, end) over at most `capacity` rows; cache u8[pages, page_bytes].
 
-        Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without
-        a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
+        Returns the operation before which it stopped: `end`, or the one after a Route that chose, or with lookahead
+        guessed, an expert without a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
         """
 
     def bind_slots(self, slots: ExpertSlots) -> None:
@@ -315,6 +326,12 @@ class Runner(Protocol):
 
     def routes(self) -> NDArray[np.int32]:
         """Experts that the last Route chose, i32[rows, top_k], the likeliest first."""
+
+    def set_lookahead(self, on: bool) -> None:
+        """Whether routes guess ahead, in passes of at most FORECAST_ROWS rows."""
+
+    def forecast(self) -> NDArray[np.int32]:
+        """Experts that the last Route guessed for its `ahead` layer, i32[rows, top_k]; no rows without a guess."""
 
     def run_experts(
         self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool

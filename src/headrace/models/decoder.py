@@ -150,7 +150,8 @@ class _Builder:
         gain = self._gain(f"{name}.mlp_norm", c.hidden_size)
         shared = experts.shared_ffn_size
         router = self._router(name, experts.num_experts + (shared > 0))
-        route = p.Route(layer, gain, router, experts.top_k, experts.normalise, shared > 0)
+        ahead = self._ahead(layer, experts)
+        route = p.Route(layer, gain, router, experts.top_k, experts.normalise, shared > 0, ahead)
         mix: list[p.Op] = [p.Norm(gain), p.Experts(layer, self._layouts[layer])]
         if not shared:
             return [route, *mix]
@@ -161,6 +162,17 @@ class _Builder:
             *mix,
             p.AddShared(),
         ]
+
+    def _ahead(self, layer: int, experts: ExpertsConfig) -> p.Ahead | None:
+        """What guesses for the next layer that has experts: its own router."""
+        later = (
+            i for i in range(layer + 1, self._config.num_layers) if self._config.has_experts(i)
+        )
+        if (at := next(later, None)) is None:
+            return None
+        name, gated = f"layers.{at}", experts.shared_ffn_size > 0
+        gain = self._gain(f"{name}.mlp_norm", self._config.hidden_size)
+        return p.Ahead(at, gain, self._router(name, experts.num_experts + gated))
 
     def _router(self, name: str, rows: int) -> p.Router:
         shapes = {"codes": (rows, self._config.hidden_size), "exponents": (rows,)}
