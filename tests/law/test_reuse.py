@@ -16,7 +16,8 @@ from headrace.kernels.select import TIERS, unavailable
 from headrace.values import SamplingParams
 
 FIRST = [(7 * i * i + 3 * i) % 256 for i in range(150)]
-SHARED = (0, 1, 15, 16, 17, 31, 63, 64, 65, 100, 128, 129, 149)  # around tiles of 16 and pages of 64
+# Around tiles of 16 and pages of 64.
+SHARED = (0, 1, 15, 16, 17, 31, 63, 64, 65, 100, 128, 129, 149)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=3, max_tokens=10)
 
 Outcome = tuple[tuple[int, ...], str]  # tokens and fingerprint

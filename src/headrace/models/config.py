@@ -70,6 +70,8 @@ class DenseConfig:
         for name in ("norm_eps", "rope_theta"):
             if not _positive_decimal(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)!r}; it must be a positive number")
+        if Decimal(self.norm_eps) >= 1:
+            raise InputError(f"norm_eps is {self.norm_eps}; it must be below 1")
         if self.rope_factors is not None and len(self.rope_factors) != self.head_dim // 2:
             raise InputError(
                 f"rope_factors holds {len(self.rope_factors)}, not head_dim / 2 values"
