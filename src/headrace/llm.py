@@ -1,6 +1,8 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
 One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
+Its tokens stay in the KV cache, and the next one reads only what it does not share with them: a turn
+of a chat costs what is new in it. The answers are those of a fresh model.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class LLM:
         )
         if memory_gb is not None:
             _check_memory(self.engine, self.artifact, memory_gb)
+        self._timeline = self.engine.new_sequence()
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -146,7 +149,7 @@ class LLM:
         return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
 
     def chat(self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]) -> Completion:
-        """The next turn of a conversation."""
+        """The next turn of a conversation. `stats.reused_tokens` of it were in the KV cache."""
         return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
 
     def stream_chat(
@@ -166,6 +169,7 @@ class LLM:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         with self._own_turn():
+            self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(list(tokens))
 
     def prompt_ids(
@@ -206,7 +210,9 @@ class LLM:
     ) -> Generator[str, None, None]:
         with self._own_turn():
             answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
+            steps = self.engine.generate(
+                ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
+            )
             self._steps = steps
             try:
                 with closing(steps):

@@ -75,7 +75,10 @@ class Token:
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick."""
+    """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
+
+    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again.
+    """
 
     prompt_tokens: int
     new_tokens: int
@@ -85,11 +88,17 @@ class GenerationStats:
     fingerprint: str
     finish_reason: FinishReason
     saturations: Mapping[str, int] = field(default_factory=dict)
+    reused_tokens: int = 0
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens that were read rather than reused."""
+        return self.prompt_tokens - self.reused_tokens
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """Read tokens a second."""
+        return self.read_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_rate(self) -> float:

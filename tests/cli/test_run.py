@@ -85,6 +85,7 @@ def test_statistics_as_json(shell: Shell, model: Path, tmp_path: Path) -> None:
     assert fingerprint(done) == f"fingerprint {body['fingerprint']}"
     assert body["seed"] == 0
     assert body["new_tokens"] == 12
+    assert body["reused_tokens"] == 0 < body["prompt_tokens"]
     assert body["peak_memory_bytes"] > 1 << 20
     assert [p.name for p in tmp_path.glob("*stats*")] == ["stats.json"]
 

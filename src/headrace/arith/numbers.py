@@ -27,6 +27,7 @@ SCALE_BITS = 21  # the largest |value| of a quantised vector is normalised to th
 CODE_MAX = 127
 SUM_SHIFT = 13  # scale * code sum is stored rounded by this many bits (R3)
 NORM_BITS = 24  # RMSNorm normalises its input to this many bits
+NORM_UP = 12  # and shifts it up by no more than this
 GAIN_BITS = 23  # width of the integer gains of a norm
 ROPE_LOW = 256  # positions of the low rotary table
 ROPE_BITS = 30

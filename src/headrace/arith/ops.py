@@ -184,7 +184,7 @@ def rms_norm(
 ) -> tuple[Int, int]:
     """RMSNorm of fixed-point x (int32 range, [K], K <= 16384): (values of 31 bits, exponent)."""
     width = bit_length(int(np.abs(x).max()))
-    shift = min(n.NORM_BITS - width, 12)
+    shift = min(n.NORM_BITS - width, n.NORM_UP)
     reduced = shift_round(x, -shift)
     mean = int((reduced * reduced).sum()) // len(x)
     mean += _shift_floor(eps[0], -eps[1] - 2 * (fraction_bits + shift))

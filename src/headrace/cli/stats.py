@@ -36,8 +36,9 @@ def peak_memory_bytes() -> int:
 
 def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
     """The report for people; the last line is the fingerprint."""
+    reused = f" after {stats.reused_tokens:,} reused" if stats.reused_tokens else ""
     yield (
-        f"read {_phase(stats.prompt_tokens, stats.prefill_seconds, stats.prefill_rate)},"
+        f"read {_phase(stats.read_tokens, stats.prefill_seconds, stats.prefill_rate)}{reused},"
         f" wrote {_phase(stats.new_tokens, stats.decode_seconds, stats.decode_rate)}"
     )
     yield (

@@ -144,13 +144,20 @@ class Engine:
         sampling: SamplingParams,
         *,
         cancel: Callable[[], bool] | None = None,
+        sequence: Sequence | None = None,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
-        The end token is yielded last. Raises ContextError when the prompt does not fit.
+        The end token is yielded last. sequence: one of this engine's, which stays the caller's; the
+        prefix that it shares with `prompt` is not read again, and the tokens and logits are those of a
+        new sequence. Raises ContextError when the prompt does not fit, InputError
+        when it is empty or holds an unknown token.
         """
+        if not prompt:
+            raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
-        return _Generation(self, list(prompt), sampling, cancel or (lambda: False)).run()
+        self._known(min(prompt), max(prompt))
+        return _Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
@@ -168,7 +175,10 @@ class Engine:
     def _check(self, batch: Batch) -> None:
         if len(batch.tokens) > self._chunk:
             raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {self._chunk}")
-        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        self._known(int(batch.tokens.min()), int(batch.tokens.max()))
+
+    def _known(self, low: int, high: int) -> None:
+        """The smallest and the largest of some tokens are in the vocabulary."""
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
@@ -199,9 +209,16 @@ class _Generation:
     """The state of one generation: its sequence, its picker, its clock and its fingerprint."""
 
     def __init__(
-        self, engine: Engine, prompt: list[int], params: SamplingParams, cancel: Callable[[], bool]
+        self,
+        engine: Engine,
+        prompt: list[int],
+        params: SamplingParams,
+        cancel: Callable[[], bool],
+        kept: Sequence | None,
     ) -> None:
         self._engine = engine
+        self._kept = kept
+        self._reused = 0
         self._prompt = prompt
         self._cancel = cancel
         room = engine.context - len(prompt)
@@ -216,10 +233,10 @@ class _Generation:
         self._count = 0
 
     def run(self) -> Generator[Token, None, None]:
-        sequence = self._engine.new_sequence()
+        sequence = self._engine.new_sequence() if self._kept is None else self._kept
         reason: FinishReason = "cancelled"
         try:
-            unread = self._prompt
+            unread = self._sync(sequence)
             while not self._cancel():
                 token = self._next(sequence, unread)
                 if token is None:
@@ -230,8 +247,16 @@ class _Generation:
                     break
                 unread = [token.id]
         finally:
-            sequence.release()
+            if self._kept is None:
+                sequence.release()
             self._engine.stats = self._stats(reason)
+
+    def _sync(self, sequence: Sequence) -> list[int]:
+        """What is left to read: at least the last token, because its logits are wanted."""
+        last = self._prompt[-1:]
+        unread = sequence.sync(self._prompt[:-1]) + last
+        self._reused = len(sequence)
+        return unread
 
     def _next(self, sequence: Sequence, unread: list[int]) -> Token | None:
         """Read what is unread, in chunks that a cancellation can stop, and pick."""
@@ -252,6 +277,7 @@ class _Generation:
         after = self._engine.saturations()
         return GenerationStats(
             prompt_tokens=len(self._prompt),
+            reused_tokens=self._reused,
             new_tokens=self._count,
             prefill_seconds=first - start,
             decode_seconds=time.perf_counter() - first if self._count else 0.0,

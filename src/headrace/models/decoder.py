@@ -7,6 +7,7 @@ an operation more. Knows operations and tensor names; knows no kernel, file or s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,16 @@ def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeig
     )
 
 
+def _epsilon(text: str, fraction_bits: int) -> tuple[int, int]:
+    """A norm's epsilon, where the sum of R4 that it enters stays below 2^62."""
+    most = Fraction(1 << 61, 4 ** (fraction_bits + numbers.NORM_UP))
+    if Fraction(text) >= most:
+        raise InputError(
+            f"norm_eps is {text}; with {fraction_bits} fraction bits it must be below {float(most):g}"
+        )
+    return numbers.epsilon(text)
+
+
 class _Builder:
     def __init__(
         self,
@@ -67,7 +78,7 @@ class _Builder:
         self._formats = formats
         self._tensors = tensors
         self._fraction_bits = fraction_bits
-        self._eps = numbers.epsilon(config.norm_eps)
+        self._eps = _epsilon(config.norm_eps, fraction_bits)
 
     def program(self) -> p.Program:
         c = self._config
