@@ -144,6 +144,8 @@ class PyRunner {
     return {m->chosen(), {size_t(m->rows()), size_t(top_k_)}, nb::find(this)};
   }
 
+  void set_watched(bool on) { runner_->set_watched(on); }
+  int64_t expert_uses() { return runner_->mixture() ? runner_->mixture()->uses() : 0; }
   void set_lookahead(bool on) { runner_->set_lookahead(on); }
 
   nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> forecast() {
@@ -385,6 +387,8 @@ void bind_runner(nb::module_& m) {
       .def("select", &PyRunner::select)
       .def("route", &PyRunner::route)
       .def("route_ahead", &PyRunner::route_ahead)
+      .def("set_watched", &PyRunner::set_watched)
+      .def("expert_uses", &PyRunner::expert_uses)
       .def("set_lookahead", &PyRunner::set_lookahead)
       .def("forecast", &PyRunner::forecast)
       .def("experts", &PyRunner::experts)

@@ -122,6 +122,7 @@ void Mixture::add_part(int layer, int expert, int slot) {
     return;
   }
   slots_.used[slot] = 1;
+  ++uses_;
   parts_.push_back({expert, slot, first, count});
 }
 

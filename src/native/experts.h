@@ -86,6 +86,7 @@ class Mixture {
 
   // The expert whose read failed since the last call, as layer * 2^16 + expert, or -1.
   int take_failure() { return failed_.exchange(-1); }
+  int64_t uses() const { return uses_; }
   int64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
  private:
@@ -128,6 +129,7 @@ class Mixture {
   std::vector<Chunk> chunks_;
   Vectors gathered_, inner_;
   std::vector<int32_t> wide_, outputs_;  // [grouped rows][2 expert_rows], [grouped rows][hidden]
+  int64_t uses_ = 0;
   std::atomic<int> failed_{-1};
   std::atomic<int64_t> waited_ns_{0};
 };

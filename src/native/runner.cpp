@@ -145,7 +145,8 @@ void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, i
 
 bool Runner::ends_after(int stage) {
   const Operation& op = ops_[stage];
-  if (op.kind != Kind::kRoute || mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1)) return false;
+  if (op.kind != Kind::kRoute) return false;
+  if (mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1) && !watched_) return false;
   stopped_ = stage + 1;
   return true;
 }

@@ -88,6 +88,7 @@ class Runner : private Job {
   // Gives the last operation, a Route, the router of a later layer to guess with.
   void set_ahead(int layer, const NormGain& gain, const RouterRows& router);
   void set_lookahead(bool on) { lookahead_ = on; }
+  void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
   Mixture* mixture() { return mixture_.get(); }
 
   const int32_t* logits() const { return buffers_[kLogits].data(); }
@@ -148,7 +149,7 @@ class Runner : private Job {
   std::vector<int32_t> exponents_;
 
   std::unique_ptr<Mixture> mixture_;
-  bool lookahead_ = false;
+  bool lookahead_ = false, watched_ = false;
 
   // Of the current run.
   Batch batch_{};

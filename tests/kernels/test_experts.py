@@ -288,6 +288,18 @@ def test_lookahead_guesses_and_changes_nothing() -> None:
     assert len(guesses[0]) == 2
 
 
+@pytest.mark.parametrize("tier", ["portable", "reference"])
+def test_a_watched_run_stops_after_every_route(tier: str) -> None:
+    model = Model(CONFIG)
+    run = Run(model, tier)
+    run.runner.set_watched(True)
+    stops, at, size = [], 0, len(model.program.ops)
+    while (at := run.runner.run(at, size, batch(3), run.cache)) < size:
+        stops.append(model.program.ops[at - 1])
+    assert [op.layer for op in stops if isinstance(op, p.Route)] == [0, 1]
+    assert run.runner.logits(3).tobytes() + run.cache.tobytes() == Run(model, tier).read(3)
+
+
 def test_equally_likely_experts_are_taken_in_order() -> None:
     model = Model(CONFIG)
     for op in model.program.ops:
@@ -315,5 +327,6 @@ def test_used_slots_are_marked() -> None:
     model = Model(CONFIG)
     run = Run(model, "portable")
     run.read(1)
+    assert run.runner.expert_uses() == model.config.num_layers * ROUTED.top_k
     assert run.slots.used.sum() == model.config.num_layers * ROUTED.top_k
     assert run.slots.used[run.slots.table[1, run.runner.routes()[0]]].all()

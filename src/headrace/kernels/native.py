@@ -101,6 +101,13 @@ class NativeRunner:
     def set_lookahead(self, on: bool) -> None:
         self._runner.set_lookahead(on)
 
+    def set_watched(self, on: bool) -> None:
+        self._runner.set_watched(on)
+
+    def expert_uses(self) -> int:
+        uses: int = self._runner.expert_uses()
+        return uses
+
     def forecast(self) -> NDArray[np.int32]:
         guessed: NDArray[np.int32] = self._runner.forecast()
         return guessed

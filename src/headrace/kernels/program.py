@@ -330,6 +330,12 @@ class Runner(Protocol):
     def set_lookahead(self, on: bool) -> None:
         """Whether routes guess ahead, in passes of at most FORECAST_ROWS rows."""
 
+    def set_watched(self, on: bool) -> None:
+        """Whether runs stop after every Route."""
+
+    def expert_uses(self) -> int:
+        """How many experts, counted once a layer and pass, were used since the runner was made."""
+
     def forecast(self) -> NDArray[np.int32]:
         """Experts that the last Route guessed for its `ahead` layer, i32[rows, top_k]; no rows without a guess."""
 

@@ -47,7 +47,8 @@ class ReferenceRunner:
         self._chosen = np.zeros((0, shape.top_k), np.int64)
         self._shares = np.zeros((0, shape.top_k), np.int64)
         self._gates = np.zeros((0, 1), np.int64)
-        self._lookahead = False
+        self._lookahead = self._watched = False
+        self._uses = 0
         self._guessed = np.zeros((0, shape.top_k), np.int64)
         self._outputs: dict[tuple[int, int], Int] = {}  # of (row, expert)
 
@@ -69,6 +70,12 @@ class ReferenceRunner:
 
     def set_lookahead(self, on: bool) -> None:
         self._lookahead = on
+
+    def set_watched(self, on: bool) -> None:
+        self._watched = on
+
+    def expert_uses(self) -> int:
+        return self._uses
 
     def forecast(self) -> NDArray[np.int32]:
         return self._guessed.astype(np.int32)
@@ -226,7 +233,7 @@ class ReferenceRunner:
 
     def _lacks_slots(self, op: p.Route) -> bool:
         table = self._bound().table
-        lacking = bool((table[op.layer, self._chosen] < 0).any())
+        lacking = self._watched or bool((table[op.layer, self._chosen] < 0).any())
         guessed = op.ahead is not None and bool((table[op.ahead.layer, self._guessed] < 0).any())
         return lacking or guessed
 
@@ -262,6 +269,7 @@ class ReferenceRunner:
         if slots.state[slot] != p.READY:
             raise ExpertReadError(op.layer, expert)
         slots.used[slot] = 1
+        self._uses += 1
         gate_up, down = unpack_expert(slots.memory[slot], op.layout)
         for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
             wide = self._count("project", ops.project(self._active[row], gate_up, f))
