@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.memory.inputs import gigabytes
+from headrace.memory.inputs import GB, gigabytes
 from headrace.memory.ledger import Candidate, Plan, Refusal, at_least, at_most
 from headrace.memory.sizing import BASE_WINDOW, Fit, Sizer, chunks, windows, with_margin
 
@@ -75,7 +75,7 @@ def _impossible(sizer: Sizer, asked: int) -> Refusal:
         nearest = least if asked < facts.top_k else facts.num_experts
         hint = f"the nearest that fits is --experts-per-layer {nearest}"
     else:
-        hint = f"the nearest that fits is --pool-gb {-(-facts.top_k * slot // 1000) / 10**6:.6f}"
+        hint = f"the nearest that fits is --pool-gb {facts.top_k * slot / GB:.9f}"
     return Refusal(
         f"a pool of {asked:,} experts is not possible: a token uses {facts.top_k} at once,"
         f" and there are {facts.num_experts} in each of {facts.num_moe_layers} layers",
@@ -99,7 +99,7 @@ def _too_large(
     elif by_layer:
         hint = f"the nearest that fits is --experts-per-layer {per_layer}"
     else:
-        hint = f"the nearest that fits is --pool-gb {-(-slots * slot // 1000) / 10**6:.6f}"
+        hint = f"the nearest that fits is --pool-gb {slots * slot / GB:.9f}"
     return Refusal(
         f"a pool of {pool:,} experts makes {at_least(committed)} GB in all;"
         f" {at_most(room)} GB can be had now",

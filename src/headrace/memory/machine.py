@@ -134,11 +134,11 @@ def group_folders(root: Path = Path("/")) -> tuple[Path, ...]:
             v1 = path
         elif controllers == "":
             v2 = path
-    for path, kind, option in ((v1, "cgroup", "memory"), (v2, "cgroup2", "")):
-        if path is None:
+    for group, kind, option in ((v1, "cgroup", "memory"), (v2, "cgroup2", "")):
+        if group is None:
             continue
         for mount, inside in _mounts(root, kind, option):
-            folders = tuple(_upwards(root, mount, inside, path))
+            folders = tuple(_upwards(root, mount, inside, group))
             if any(_has_memory(folder) for folder in folders):
                 return folders
     return ()
