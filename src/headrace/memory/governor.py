@@ -118,8 +118,11 @@ def _within(then: float | None, now: float, seconds: float) -> bool:
 
 
 def bounds_of(plan: Plan, machine: Machine) -> Bounds:
-    """The bounds that a plan sets on a machine: others keep a twentieth of it, and twice that to grow."""
-    low = max(1, machine.capacity_bytes // 20)
+    """The bounds that a plan sets on a machine.
+
+    The upper line is what automatic targets leave to others, so a pool at the plan's size is at rest.
+    """
+    low = max(1, machine.capacity_bytes // 40)
     return Bounds(plan.min_pool_slots, plan.pool_slots, max(1, plan.slot_bytes), low, 2 * low)
 
 
