@@ -20,7 +20,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 RecordBytes = Callable[[Entries], int]  # entries of one expert -> bytes of its record
 
 NUM_EXPERTS_KEY, TOP_K_KEY = "num_experts", "top_k"
-TEXT_FACTOR = 12  # a tokenizer in memory beside its file
+TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
 _POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
