@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ def measure_disk(path: Path, nbytes: int = DEFAULT_BYTES, *, lanes: int = 4) -> 
     file holds less than one read. Raises FileError when it cannot be read.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise FileError(path, "read", "is not a plain file")
         handle, direct = _open(path)
         try:
             reads = min(nbytes, os.fstat(handle).st_size) // READ_BYTES
