@@ -140,7 +140,7 @@ class Resizable(Protocol):
     """A pool whose slots can be changed while it lives."""
 
     def resize(self, slots: int) -> None:
-        """Change the number of slots; contents that still fit stay."""
+        """Change the number of slots, those of the lookahead not counted; what still fits stays."""
 
 
 class Governor:
