@@ -227,6 +227,20 @@ def test_a_budget_that_the_machine_has_not() -> None:
     assert isinstance(plan(machine, DENSE, PlanOptions(memory_gb=4)), Plan)
 
 
+def test_a_window_of_its_own_choice_gives_way() -> None:
+    """The budget would hold a longer context than the machine; the model itself fits."""
+    tight = plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, PlanOptions(memory_gb=8.5))
+    roomy = plan(MACHINE, MIXTURE, PlanOptions(memory_gb=8.5))
+    assert isinstance(tight, Plan)
+    assert isinstance(roomy, Plan)
+    assert tight.resident
+    assert roomy.window == MIXTURE.context > tight.window > BASE_WINDOW
+    assert tight.ledger.committed <= 6 * GB
+    assert tight.ledger.total == 85 * GB // 10
+    asked = PlanOptions(memory_gb=8.5, max_context=MIXTURE.context)
+    assert isinstance(plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, asked), Refusal)
+
+
 def test_a_window_that_does_not_fit_names_the_nearest() -> None:
     refusal = plan(MACHINE, MIXTURE, PlanOptions(memory_gb=2, max_context=131072))
     assert isinstance(refusal, Refusal)

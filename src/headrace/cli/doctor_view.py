@@ -35,8 +35,8 @@ def show(report: Report) -> None:
         console.print(Text(f"{label:<11}{text}"))
     if isinstance(report.result, Plan):
         _show_plan(console, report, report.result)
-    if report.result is not None and report.result.candidates:
-        console.print(_windows(report.result.candidates))
+    for line in _windows(() if report.result is None else report.result.candidates):
+        console.print(line)
     for item in report.installed:
         console.print(Text(f"{'installed':<11}{item.path}, {_gb(item.nbytes)}"))
     for warning in report.warnings:
@@ -98,7 +98,7 @@ def _expected(report: Report) -> str:
     assert made is not None
     if made.decode_rate is None:
         return "no speed: it was not measured"
-    text = f"about {made.decode_rate:,.1f} tok/s at most, {_gb(made.touched_bytes)} read a token"
+    text = f"about {made.decode_rate:,.1f} tok/s, {_gb(made.touched_bytes)} read a token"
     if made.streamed_bytes:
         text += f", {_gb(made.streamed_bytes)} of them from disk if experts are used evenly"
     return text
@@ -127,17 +127,9 @@ def _ledger(ledger: Ledger, encoding: str) -> Table:
     return table
 
 
-def _windows(candidates: tuple[Candidate, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(justify="right")
-    table.add_column()
+def _windows(candidates: tuple[Candidate, ...]) -> Iterator[Text]:
     for item in candidates:
+        label = "window" if item.taken else ""
+        needed = f"from {at_least(item.needed_bytes):>6} GB"
         style = "bold" if item.taken else ""
-        table.add_row(
-            f"{'window' if item.taken else '':<11}{item.window:>9,}",
-            f"from {at_least(item.needed_bytes)} GB",
-            item.reason,
-            style=style,
-        )
-    return table
+        yield Text(f"{label:<11}{item.window:>9,}  {needed}  {item.reason}", style=style)

@@ -54,10 +54,12 @@ def _budgeted(sizer: Sizer) -> Plan | Refusal:
     fit = choose(sizer, target)
     if fit is None:
         return _too_small(sizer, target)
+    room = sizer.machine.budget_bytes
+    fit = _within_room(sizer, fit, room, sizer.ledger(target, fit).committed)
     committed = sizer.ledger(target, fit).committed
-    if committed > sizer.machine.budget_bytes:
+    if committed > room:
         return _not_available(sizer, target, committed)
-    looked_at = candidates(sizer, target, fit)
+    looked_at = candidates(sizer, min(target, room), fit)
     if options.memory_gb is not None:
         return sizer.plan(target, fit, looked_at, *_unneeded(target, committed))
     if fit.pool == sizer.facts.num_slots:
@@ -65,6 +67,15 @@ def _budgeted(sizer: Sizer) -> Plan | Refusal:
     limit = options.memory_limit_gb
     ceiling = None if limit is None else gigabytes("memory_limit_gb", limit)
     return replace(sizer.plan(target, fit, looked_at), limit_bytes=ceiling)
+
+
+def _within_room(sizer: Sizer, fit: Fit, room: int, committed: int) -> Fit:
+    """Where all experts are in memory, an automatic window gives way to what the machine has."""
+    whole = fit.pool == sizer.facts.num_slots
+    if committed <= room or not whole or sizer.options.max_context != "auto":
+        return fit
+    smaller = choose(sizer, room)
+    return smaller if smaller is not None and smaller.pool == fit.pool else fit
 
 
 def _unneeded(target: int, committed: int) -> list[str]:
@@ -114,5 +125,5 @@ def _not_available(sizer: Sizer, target: int, committed: int) -> Refusal:
         else f"at least {at_least(least)} GB are needed: close other programs",
         committed,
         room,
-        candidates(sizer, target, None),
+        candidates(sizer, room, None),
     )

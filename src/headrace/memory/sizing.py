@@ -10,9 +10,8 @@ from headrace.memory.inputs import GB, ModelFacts, PlanOptions
 from headrace.memory.ledger import Candidate, Ledger, Plan
 from headrace.memory.machine import Machine
 
-BASE_BYTES = (
-    120_000_000  # interpreter, libraries and heap; a bare `run` of a small model takes less
-)
+# Interpreter, libraries and heap, about twice what a bare `run` of a small model takes.
+BASE_BYTES = 80_000_000
 BASE_WINDOW = 8192
 MIN_WINDOW = 512
 WINDOW_STEP = 256  # of windows below the base

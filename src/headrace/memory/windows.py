@@ -61,8 +61,10 @@ def _reason(sizer: Sizer, target: int, window: int, fit: Fit | None, chosen: Fit
         return "taken: it was asked for" if asked else _why_taken(sizer, chosen)
     if fit is None:
         return f"needs {at_least(sizer.needed(window))} GB, there are {at_most(target)}"
-    if chosen is None or asked:
+    if asked:
         return "fits, but another one was asked for"
+    if chosen is None:
+        return "fits what can be had now"
     if window < chosen.window:
         return "smaller than the one taken"
     if fit.pool < chosen.pool:
