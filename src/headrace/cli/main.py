@@ -22,6 +22,7 @@ COMMANDS = {
     "pull": "Download a model of the registry, check it and convert it.",
     "convert": "Convert a GGUF file or a model directory into an artifact.",
     "inspect": "Show what a model holds.",
+    "doctor": "Show the machine, the memory plan of a model and what is downloaded.",
     "bench": "Measure load, prefill and decode.",
     "selfcheck": "Check that every kernel tier computes the same bits.",
 }
