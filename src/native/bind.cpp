@@ -10,6 +10,7 @@
 
 #include <stdexcept>
 
+#include "bind_lanes.h"
 #include "runner.h"
 #include "tiers.h"
 
@@ -286,6 +287,7 @@ void bind_runner(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.def("tiers", &tiers);
   bind_runner(m);
+  bind_lanes(m);
   m.def("op_quantize", &op_quantize);
   m.def("op_quantize_i32", &op_quantize_i32);
   m.def("op_project", &op_project, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
