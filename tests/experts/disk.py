@@ -23,8 +23,8 @@ SHIM = r"""
 #include <stdlib.h>
 #include <sys/uio.h>
 
-/* preadv fails with SHIM_ERRNO for reads that touch byte SHIM_OFFSET, SHIM_TIMES times (-1: always), and never reads
-   more than SHIM_MOST bytes at once; every second call is interrupted first. */
+/* preadv and preadv2, which Python calls, fail with SHIM_ERRNO for reads that touch byte
+   SHIM_OFFSET, SHIM_TIMES times (-1: always), and never say that they read more than SHIM_MOST bytes; every second call is interrupted first. */
 static atomic_int failed, calls;
 static long number(const char* name, long otherwise) {
   const char* text = getenv(name);
@@ -42,14 +42,15 @@ static ssize_t shim(int fd, const struct iovec* v, int n, off_t at) {
     return -1;
   }
   if (most && size > most) {
-    struct iovec first = v[0];
-    if ((long)first.iov_len > most) first.iov_len = most;
-    return real(fd, &first, 1, at);
+    const ssize_t got = real(fd, v, n, at);
+    return got > most ? most : got;
   }
   return real(fd, v, n, at);
 }
 ssize_t preadv(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
 ssize_t preadv64(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
+ssize_t preadv2(int fd, const struct iovec* v, int n, off_t at, int f) { (void)f; return shim(fd, v, n, at); }
+ssize_t preadv64v2(int fd, const struct iovec* v, int n, off_t at, int f) { (void)f; return shim(fd, v, n, at); }
 """
 
 

@@ -102,7 +102,8 @@ class SlotPool:
     def free(self, slot: int) -> None:
         """Forget what is in a slot that nothing reads into or from."""
         layer = int(self.layer[slot])
-        assert layer >= 0 and self.slots.state[slot] != READING
+        assert layer >= 0
+        assert self.slots.state[slot] != READING
         if self._doomed[slot] and not self.slots.used[slot] and self.slots.state[slot] != EMPTY:
             self.bytes_wasted += self._nbytes[layer]
         self.slots.table[layer, self.expert[slot]] = -1
@@ -140,7 +141,8 @@ class SlotPool:
 
     def _candidates(self, pinned: Collection[int]) -> NDArray[np.bool_]:
         """Slots whose expert may be evicted, bool[max_slots]."""
-        may = self._open & (self.layer >= 0) & (self.slots.state[: self.max_slots] != READING)
+        reading = self.slots.state[: self.max_slots] == READING
+        may: NDArray[np.bool_] = self._open & (self.layer >= 0) & ~reading
         may[[s for s in pinned if s < self.max_slots]] = False
         return may
 
@@ -149,7 +151,7 @@ class SlotPool:
         if count <= 0:
             return []
         may = self._candidates(pinned)
-        doomed = np.flatnonzero(may & self._doomed)[:count].tolist()
+        doomed: list[int] = np.flatnonzero(may & self._doomed)[:count].tolist()
         may[doomed] = False
         return doomed + self._turn(count - len(doomed), may)
 
