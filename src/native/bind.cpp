@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "bind_lanes.h"
 #include "draw.h"
 #include "runner.h"
 #include "tiers.h"
@@ -411,6 +412,7 @@ NB_MODULE(_native, m) {
   bind_runner(m);
   m.def("draw", &draw_token<int32_t>);
   m.def("draw", &draw_token<int64_t>);
+  bind_lanes(m);
   m.def("op_quantize", &op_quantize);
   m.def("op_quantize_i32", &op_quantize_i32);
   m.def("op_project", &op_project, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,

@@ -1,0 +1,94 @@
+"""Files of painted records, and a shared library that makes reads fail, for the tests of experts/."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.artifact.records import LayerRecords
+from headrace.kernels.program import ExpertLayout, WeightSpans
+
+BLOCK = 4096
+GAP = 2 * BLOCK  # before the first layer of a file
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+
+/* preadv and preadv2, which Python calls, fail with SHIM_ERRNO for reads that touch byte
+   SHIM_OFFSET, SHIM_TIMES times (-1: always), and never say that they read more than SHIM_MOST bytes; every second call is interrupted first. */
+static atomic_int failed, calls;
+static long number(const char* name, long otherwise) {
+  const char* text = getenv(name);
+  return text ? atol(text) : otherwise;
+}
+static ssize_t shim(int fd, const struct iovec* v, int n, off_t at) {
+  static ssize_t (*real)(int, const struct iovec*, int, off_t);
+  if (!real) real = dlsym(RTLD_NEXT, "preadv");
+  const long offset = number("SHIM_OFFSET", -1), times = number("SHIM_TIMES", -1), most = number("SHIM_MOST", 0);
+  long size = 0;
+  for (int i = 0; i < n; ++i) size += v[i].iov_len;
+  if (most && atomic_fetch_add(&calls, 1) % 2) { errno = EINTR; return -1; }
+  if (at <= offset && offset < at + size && (times < 0 || atomic_fetch_add(&failed, 1) < times)) {
+    errno = number("SHIM_ERRNO", EIO);
+    return -1;
+  }
+  if (most && size > most) {
+    const ssize_t got = real(fd, v, n, at);
+    return got > most ? most : got;
+  }
+  return real(fd, v, n, at);
+}
+ssize_t preadv(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
+ssize_t preadv64(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
+ssize_t preadv2(int fd, const struct iovec* v, int n, off_t at, int f) { (void)f; return shim(fd, v, n, at); }
+ssize_t preadv64v2(int fd, const struct iovec* v, int n, off_t at, int f) { (void)f; return shim(fd, v, n, at); }
+"""
+
+
+def painted(layer: int, expert: int, nbytes: int) -> NDArray[np.uint8]:
+    """The bytes of one record: a period of 251, begun at another place by every expert."""
+    return ((np.arange(nbytes) + 37 * layer + 101 * expert) % 251).astype(np.uint8)
+
+
+def layout(nbytes: int) -> ExpertLayout:
+    """A layout of which only the size matters here."""
+    nothing = WeightSpans({}, 0, 0, 4, 32)
+    return ExpertLayout(nothing, nothing, nbytes)
+
+
+def write(
+    folder: Path, sizes: list[int], num_experts: int, name: str = "experts"
+) -> list[LayerRecords]:
+    """One file a pair of layers; layer i has records of sizes[i] bytes."""
+    records = []
+    for first in range(0, len(sizes), 2):
+        path, at = folder / f"{name}-{first:05}.safetensors", GAP
+        with path.open("wb") as file:
+            file.write(bytes(GAP))
+            for layer in range(first, min(first + 2, len(sizes))):
+                size = sizes[layer]
+                records.append(LayerRecords(layer, path, at, num_experts, layout(size)))
+                for expert in range(num_experts):
+                    file.write(painted(layer, expert, size).tobytes())
+                at += num_experts * size
+    return records
+
+
+def compile_shim(folder: Path) -> Path | None:
+    """The failing preadv as a library to preload; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    source, library = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library

@@ -1,0 +1,207 @@
+"""The store: what cannot be read is refused by name when it is opened, or a typed error later."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experts.disk import BLOCK, GAP, layout, painted, write
+from headrace.errors import ExpertReadError, FileError
+from headrace.experts.slots import SlotPool
+from headrace.experts.store import ExpertStore
+from headrace.kernels.program import FAILED, READY
+
+SIZES, EXPERTS = [3 * BLOCK, 5 * BLOCK, 5 * BLOCK], 8
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def open_store(folder: Path, native: Any, **options: Any) -> tuple[SlotPool, ExpertStore]:
+    records = write(folder, SIZES, EXPERTS)
+    pool = SlotPool(records, 3, EXPERTS, 16, 16)
+    return pool, ExpertStore(records, pool.slots, native=native, **options)
+
+
+def assert_holds(pool: SlotPool, slot: int, layer: int, expert: int) -> None:
+    size = SIZES[layer]
+    assert np.array_equal(pool.slots.memory[slot, :size], painted(layer, expert, size))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_every_record_of_every_layer(tmp_path: Path, native: Any, direct: bool) -> None:
+    pool, store = open_store(tmp_path, native, direct=direct, num_lanes=2, piece_bytes=BLOCK)
+    assert store.direct == direct
+    for layer in range(3):
+        for half in ([0, 1, 2, 5], [3, 4, 6, 7]):
+            placed = pool.claim(layer, half, ())
+            (store.read if layer == 1 else store.read_runs)(layer, placed)
+            for expert, slot in placed:
+                assert store.lanes.wait(slot) == READY
+                assert_holds(pool, slot, layer, expert)
+    assert store.lanes.bytes_read() == EXPERTS * sum(SIZES)
+    store.close()
+    store.close()
+
+
+def test_a_file_system_without_direct_reads(native: Any) -> None:
+    """Whether it has them or not, the records are read."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        pytest.skip("no file system in memory")
+    folder = SHARED_MEMORY / f"experts-{os.getpid()}-{native is None}"
+    folder.mkdir()
+    try:
+        pool, store = open_store(folder, native)
+        for expert, slot in pool.claim(2, [7, 3], ()):
+            store.read(2, [(expert, slot)])
+            assert store.lanes.wait(slot) == READY
+            assert_holds(pool, slot, 2, expert)
+        store.close()
+    finally:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def cached_pages(path: Path) -> int:
+    """Pages of a file in the page cache, as the kernel sees them."""
+    text = subprocess.run(
+        ["fincore", "-nb", "-o", "PAGES", path], capture_output=True, text=True, check=True
+    )
+    return int(text.stdout)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_reads_leave_nothing_in_the_page_cache(tmp_path: Path, native: Any, direct: bool) -> None:
+    pool, store = open_store(tmp_path, native, direct=direct)
+    path = tmp_path / "experts-00002.safetensors"
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        before = cached_pages(path)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no fincore to ask the page cache with")
+    placed = pool.claim(2, list(range(EXPERTS)), ())
+    store.read_runs(2, placed)
+    assert all(store.lanes.wait(slot) == READY for _, slot in placed)
+    store.lanes.drain()
+    assert cached_pages(path) <= before
+    store.close()
+
+
+def test_a_missing_or_short_file_is_refused_when_it_is_opened(tmp_path: Path, native: Any) -> None:
+    records = write(tmp_path, SIZES, EXPERTS)
+    pool = SlotPool(records, 3, EXPERTS, 4, 4)
+    os.truncate(records[2].path, records[2].path.stat().st_size - 1)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileError, match="experts of layer 2: needs .* bytes, the file has"):
+        ExpertStore(records, pool.slots, native=native)
+    records[2].path.unlink()
+    with pytest.raises(FileError, match="No such file"):
+        ExpertStore(records, pool.slots, native=native)
+    with pytest.raises(FileError, match="multiples of 4096"):
+        ExpertStore([replace(records[0], offset=GAP + 1)], pool.slots, native=native)
+    with pytest.raises(FileError, match="multiples of 4096"):
+        ExpertStore([replace(records[0], layout=layout(BLOCK + 64))], pool.slots, native=native)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_an_expert_that_is_not_there_is_no_read(tmp_path: Path, native: Any) -> None:
+    _, store = open_store(tmp_path, native)
+    with pytest.raises(ValueError, match="no expert 8"):
+        store.read(0, [(EXPERTS, 0)])
+    with pytest.raises(ValueError, match="no expert -1"):
+        store.read(0, [(-1, 0)])
+    store.close()
+
+
+def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path, native: Any) -> None:
+    pool, store = open_store(tmp_path, native)
+    path = tmp_path / "experts-00002.safetensors"
+    os.truncate(path, GAP + 6 * SIZES[2] + 100)
+    placed = pool.claim(2, [5, 6, 7], ())
+    store.read(2, placed)
+    states = [store.lanes.wait(slot) for _, slot in placed]
+    assert states == [READY, FAILED, FAILED]
+    assert_holds(pool, placed[0][1], 2, 5)
+    error = store.error(2, *placed[1])
+    assert isinstance(error, ExpertReadError)
+    assert error.message == (
+        f"layer 2, expert 6: {path} ends at byte {GAP + 6 * SIZES[2] + 100}, inside it"
+    )
+    store.close()
+
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from experts.disk import painted, write
+from experts.test_store import EXPERTS, SIZES
+from headrace.experts.slots import SlotPool
+from headrace.experts.store import ExpertStore
+from headrace.kernels.select import native_module
+
+native = native_module() if sys.argv[2] == "native" else None
+records = write(Path(sys.argv[1]), SIZES, EXPERTS)
+pool = SlotPool(records, 3, EXPERTS, 16, 16)
+store = ExpertStore(records, pool.slots, native=native, num_lanes=2, piece_bytes=4 * 4096)
+placed = pool.claim(2, [4, 5], ())
+store.read(2, placed)
+out = []
+for expert, slot in placed:
+    state = store.lanes.wait(slot)
+    whole = np.array_equal(pool.slots.memory[slot], painted(2, expert, SIZES[2]))
+    out.append([state, whole, *store.lanes.failure(slot), store.error(2, expert, slot).message])
+print(json.dumps(out))
+store.close()
+"""
+
+
+def driven(folder: Path, native: Any, shim: Path, **environment: int) -> list[list[Any]]:
+    """State, contents, errno, offset and message of two experts whose reads the shim disturbs."""
+    given = {f"SHIM_{name.upper()}": str(value) for name, value in environment.items()}
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), "python" if native is None else "native"],
+        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": paths, **given},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    out: list[list[Any]] = json.loads(done.stdout)
+    return out
+
+
+def test_an_error_of_the_disk_is_retried_once(tmp_path: Path, native: Any, shim: Path) -> None:
+    bad = GAP + 5 * SIZES[2] + BLOCK
+    once = driven(tmp_path, native, shim, offset=bad, times=1)
+    assert [one[:2] for one in once] == [[READY, True], [READY, True]]
+    twice = driven(tmp_path, native, shim, offset=bad, times=2)
+    assert [one[0] for one in twice] == [READY, FAILED]
+    assert twice[0][1]
+    assert twice[1][2:4] == [errno.EIO, GAP + 5 * SIZES[2]]
+    assert twice[1][4].startswith("layer 2, expert 5: ")
+    assert twice[1][4].endswith(os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("most", [700, BLOCK, 3 * BLOCK - 700])
+def test_short_and_interrupted_reads_go_on(
+    tmp_path: Path, native: Any, shim: Path, most: int
+) -> None:
+    """Short at any byte: O_DIRECT then goes on at the block before it."""
+    done = driven(tmp_path, native, shim, most=most)
+    if most >= BLOCK:
+        assert [one[:2] for one in done] == [[READY, True], [READY, True]]
+    else:  # a disk that never gives a whole block
+        assert [one[0] for one in done] == [FAILED, FAILED]
