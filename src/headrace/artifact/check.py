@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from headrace.arith import numbers
 from headrace.arith.numbers import BLOCK, SUPERGROUP, TILE
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest
+from headrace.artifact.tensorfile import forget_pages, mappings
 from headrace.errors import FileError, InputError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DenseConfig, padded_rows, padded_width
 from headrace.models.families import family
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -26,27 +27,36 @@ MIN_EXPONENT, MAX_EXPONENT, MAX_SHIFT = -256, 128, 14
 _NUMPY = {"U8": np.uint8, "I16": np.int16, "I32": np.int32}
 
 
-def check_tensors(path: Path, manifest: Manifest, tensors: Tensors) -> None:
-    """Refuse an artifact whose tensors are not exactly those of its configuration. Raises FileError."""
-    config = _config(path, manifest)
-    shapes = dict(weight_shapes(config))
-    for name in sorted(shapes.keys() ^ manifest.tensors.keys()):
-        cause = "is missing" if name in shapes else "is not one of this family's"
+def check_tensors(
+    path: Path, manifest: Manifest, tensors: Tensors, *, release: bool = False
+) -> None:
+    """Refuse an artifact whose tensors are not exactly those of its configuration. Raises FileError.
+
+    release: give back the memory of mapped pages as they are checked.
+    """
+    config = read_config(path, manifest)
+    shapes, experts = dict(weight_shapes(config)), dict(expert_shapes(config))
+    for name in sorted((shapes.keys() | experts.keys()) ^ manifest.tensors.keys()):
+        cause = "is missing" if name in shapes | experts else "is not one of this family's"
         raise FileError(path, f"weight {name!r:.120}", cause)
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
-        name: ("I32", shape) for name, shape in array_shapes(config)
+        name: (dtype, shape) for name, dtype, shape in array_shapes(config)
     }
-    for name, shape in shapes.items():
+    for name, shape in (shapes | experts).items():
         entry = manifest.tensors[name]
         if entry["shape"] != list(shape):
             raise FileError(path, f"weight {name!r}", f"is {entry['shape']}, not {list(shape)}")
-        arrays |= weight_arrays(name, entry)
+        if name in shapes:
+            arrays |= weight_arrays(name, entry)
     _check_shapes(path, arrays, tensors)
     for name in tensors:
-        _check_values(path, name, tensors[name])
+        check_values(path, name, tensors[name])
+        if release:
+            forget_pages(mappings([tensors[name]]))
 
 
-def _config(path: Path, manifest: Manifest) -> DenseConfig:
+def read_config(path: Path, manifest: Manifest) -> DenseConfig:
+    """The configuration of a manifest, checked against its family. Raises FileError."""
     try:
         config = DenseConfig.from_json(manifest.config)
         family(manifest.family).check(config)
@@ -59,37 +69,56 @@ def _config(path: Path, manifest: Manifest) -> DenseConfig:
 
 
 def weight_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name and [n, k] of every packed weight."""
+    """Name and [n, k] of every packed weight of the dense files."""
     yield "embed", (c.vocab_size, c.hidden_size)
     if not c.tied:
         yield "head", (c.vocab_size, c.hidden_size)
     for i in range(c.num_layers):
         yield f"layers.{i}.qkv", (c.q_size + 2 * c.kv_size, c.hidden_size)
         yield f"layers.{i}.out", (c.hidden_size, c.q_size)
-        yield f"layers.{i}.gate_up", (2 * c.ffn_rows, c.hidden_size)
-        yield f"layers.{i}.down", (c.hidden_size, c.ffn_width)
+        if not c.has_experts(i):
+            yield from _mlp(f"layers.{i}", c.hidden_size, c.ffn_size)
+        elif c.experts and c.experts.shared_ffn_size:
+            yield from _mlp(f"layers.{i}.shared", c.hidden_size, c.experts.shared_ffn_size)
 
 
-def array_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every other array, all int32."""
+def expert_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and [n, k] of the packed weights of one expert of every layer that has some."""
+    for i in range(c.num_layers):
+        if c.experts and c.has_experts(i):
+            yield from _mlp(f"layers.{i}.experts", c.hidden_size, c.experts.ffn_size)
+
+
+def _mlp(name: str, hidden: int, ffn_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield f"{name}.gate_up", (2 * padded_rows(ffn_size), hidden)
+    yield f"{name}.down", (hidden, padded_width(ffn_size))
+
+
+def array_shapes(c: DenseConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, type and shape of every other array."""
     half, rows = c.head_dim // 2, -(-c.context // numbers.ROPE_LOW)
-    yield "rope.low", (numbers.ROPE_LOW, half, 2)
-    yield "rope.high", (rows, half, 2)
-    yield "table.sigmoid", (2 * numbers.SIGMOID_RANGE * numbers.SIGMOID_STEPS + 1,)
+    yield "rope.low", "I32", (numbers.ROPE_LOW, half, 2)
+    yield "rope.high", "I32", (rows, half, 2)
+    yield "table.sigmoid", "I32", (2 * numbers.SIGMOID_RANGE * numbers.SIGMOID_STEPS + 1,)
     yield from _gain("norm", c.hidden_size)
     for i in range(c.num_layers):
         yield from _gain(f"layers.{i}.attention_norm", c.hidden_size)
         yield from _gain(f"layers.{i}.mlp_norm", c.hidden_size)
         if c.qkv_bias:
-            yield f"layers.{i}.qkv.bias", (c.q_size + 2 * c.kv_size,)
-        if c.qk_norm:
-            yield from _gain(f"layers.{i}.q_norm", c.head_dim)
-            yield from _gain(f"layers.{i}.k_norm", c.head_dim)
+            yield f"layers.{i}.qkv.bias", "I32", (c.q_size + 2 * c.kv_size,)
+        if c.qk_norm or c.qk_norm_whole:
+            whole = c.qk_norm_whole
+            yield from _gain(f"layers.{i}.q_norm", c.q_size if whole else c.head_dim)
+            yield from _gain(f"layers.{i}.k_norm", c.kv_size if whole else c.head_dim)
+        if c.experts and c.has_experts(i):
+            count = c.experts.num_experts + (c.experts.shared_ffn_size > 0)
+            yield f"layers.{i}.router.codes", "I16", (count, c.hidden_size)
+            yield f"layers.{i}.router.exponents", "I32", (count,)
 
 
-def _gain(name: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.gain", (size,)
-    yield f"{name}.gain_exponent", (1,)
+def _gain(name: str, size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    yield f"{name}.gain", "I32", (size,)
+    yield f"{name}.gain_exponent", "I32", (1,)
 
 
 def weight_arrays(name: str, entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -119,9 +148,11 @@ def _check_shapes(path: Path, expected: Shapes, tensors: Tensors) -> None:
             )
 
 
-def _check_values(path: Path, name: str, array: NDArray[Any]) -> None:
-    """The ranges that the rules rely on."""
+def check_values(path: Path, name: str, array: NDArray[Any]) -> None:
+    """The ranges that the rules rely on. Raises FileError."""
     part = name.rpartition(".")[2]
+    if part == "codes" and not name.endswith(".router.codes"):
+        return  # any byte is a code
     if part == "row":
         mantissa, exponent, shift = array
         _within(path, name, "mantissa", mantissa, 0, (1 << 15) - 1)
@@ -132,6 +163,8 @@ def _check_values(path: Path, name: str, array: NDArray[Any]) -> None:
 
 
 _RANGES = {
+    "codes": (-32767, 32767),
+    "exponents": (MIN_EXPONENT, MAX_EXPONENT),
     "scales": (-32767, 32767),
     "mins": (-32767, 32767),
     "gain": (-(1 << numbers.GAIN_BITS), 1 << numbers.GAIN_BITS),

@@ -11,19 +11,22 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from headrace.artifact.check import check_tensors
+from headrace.artifact.check import check_tensors, read_config
 from headrace.artifact.jsontext import read_bytes
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from headrace.artifact.records import EXPERTS_PREFIX, LayerRecords, check_records, find_records
 from headrace.artifact.room import check_room, full_disk_told
-from headrace.artifact.tensorfile import read_tensors
+from headrace.artifact.tensorfile import read_places, read_tensors
 from headrace.errors import FileError
+
+T = TypeVar("T")
 
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
@@ -34,12 +37,13 @@ _OLD = "old"  # the end of the name of what is being replaced
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """An opened artifact: its manifest and its arrays, mapped read-only."""
+    """An opened artifact: its manifest, its arrays, mapped read-only, and where its experts lie, not mapped."""
 
     path: Path
     manifest: Manifest
     tensors: Mapping[str, NDArray[Any]]
     template: str | None
+    records: tuple[LayerRecords, ...] = ()  # of the layers that have experts
 
     @property
     def tokenizer_path(self) -> Path:
@@ -63,14 +67,30 @@ def open_artifact(path: Path, *, verify: bool = False) -> Artifact:
         _check_file(path / name, entry, verify)
     if TOKENIZER_NAME not in manifest.files:
         raise FileError(path, TOKENIZER_NAME, "is missing")
-    tensors: dict[str, NDArray[Any]] = {}
-    for name in sorted(n for n in manifest.files if n.endswith(".safetensors")):
-        for key, stored in read_tensors(path / name).items():
-            if key in tensors:
-                raise FileError(path / name, f"tensor {key!r:.120}", "occurs in two files")
-            tensors[key] = stored.data
-    check_tensors(path, manifest, tensors)
-    return Artifact(path, manifest, tensors, _template(path, manifest))
+    names = sorted(n for n in manifest.files if n.endswith(".safetensors"))
+    of_experts = [path / n for n in names if n.startswith(EXPERTS_PREFIX)]
+    tensors = _joined(
+        (f, read_tensors(f)) for f in (path / n for n in names) if f not in of_experts
+    )
+    places = _joined((f, read_places(f)) for f in of_experts)
+    arrays = {name: stored.data for name, (_, stored) in tensors.items()}
+    check_tensors(path, manifest, arrays, release=verify)
+    records = find_records(path, manifest, read_config(path, manifest), places)
+    if verify:
+        for layer in records:
+            check_records(layer)
+    return Artifact(path, manifest, arrays, _template(path, manifest), records)
+
+
+def _joined(files: Iterable[tuple[Path, Mapping[str, T]]]) -> dict[str, tuple[Path, T]]:
+    """The tensors of several files, each with its file. Raises FileError where two have one name."""
+    out: dict[str, tuple[Path, T]] = {}
+    for path, tensors in files:
+        for key, tensor in tensors.items():
+            if key in out:
+                raise FileError(path, f"tensor {key!r:.120}", "occurs in two files")
+            out[key] = path, tensor
+    return out
 
 
 def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:

@@ -18,7 +18,8 @@ from headrace.artifact.parts import Index, Layout, Part, float_part
 from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
 from headrace.artifact.tensorfile import forget_pages, mappings
 from headrace.errors import FileError, UnsupportedError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DenseConfig, ExpertsConfig
+from headrace.models.families import Family, family
 from headrace.text.gguf_vocab import build_tokenizer_json, special_ids
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -34,14 +35,17 @@ def open_gguf(path: Path) -> Source:
         raise UnsupportedError(
             f"{path}: architecture {architecture!r:.60} is not supported: {known}"
         )
-    config = _config(path, architecture, metadata, file)
+    name = GGUF_FAMILIES[architecture]
+    if architecture == "llama" and metadata.get("llama.expert_count", 0):
+        name = "mixtral"
+    config = _config(path, architecture, family(name), metadata, file)
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise FileError(path, "tokenizer.chat_template", "is not text")
     return Source(
         path=path,
         kind="gguf",
-        family=GGUF_FAMILIES[architecture],
+        family=name,
         config=config,
         names=GGUF,
         tensors=GGUFTensors(file),
@@ -59,7 +63,9 @@ def _special(path: Path, metadata: Mapping[str, Any]) -> TokenizerInfo:
     return TokenizerInfo(ids.bos, ids.add_bos, ids.eos)
 
 
-def _config(path: Path, arch: str, metadata: Consumed, file: GGUFFile) -> DenseConfig:
+def _config(
+    path: Path, arch: str, traits: Family, metadata: Consumed, file: GGUFFile
+) -> DenseConfig:
     def key(name: str) -> str:
         return f"{arch}.{name}"
 
@@ -73,6 +79,8 @@ def _config(path: Path, arch: str, metadata: Consumed, file: GGUFFile) -> DenseC
         raise FileError(path, "tokenizer.ggml.tokens", "is missing, empty or too long")
     eps = metadata.get(key("attention.layer_norm_rms_epsilon"))
     metadata[key("eps")] = float(str(np.float32(eps))) if isinstance(eps, float) else eps
+    ffn_size = natural(path, metadata, key("feed_forward_length"))
+    experts = _experts(path, arch, traits, metadata, ffn_size)
     config = DenseConfig(
         vocab_size=natural(path, metadata, key("vocab_size"), len(tokens)),
         hidden_size=hidden,
@@ -80,14 +88,16 @@ def _config(path: Path, arch: str, metadata: Consumed, file: GGUFFile) -> DenseC
         num_heads=heads,
         num_kv_heads=natural(path, metadata, key("attention.head_count_kv"), heads),
         head_dim=head_dim,
-        ffn_size=natural(path, metadata, key("feed_forward_length")),
+        ffn_size=experts.ffn_size if experts else ffn_size,
         context=context,
         norm_eps=number_text(path, metadata, key("eps")),
         rope_theta=number_text(path, metadata, key("rope.freq_base"), 10000.0),
         tied="output.weight" not in file.tensors,
-        qkv_bias=arch == "qwen2",
-        qk_norm=arch == "qwen3",
+        qkv_bias=traits.qkv_bias,
+        qk_norm=traits.qk_norm,
         rope_factors=_rope_factors(path, file, head_dim),
+        qk_norm_whole=traits.qk_norm_whole,
+        experts=experts,
     )
     unasked = [k for k in metadata.unasked() if not k.startswith(GGUF_HARMLESS)]
     if unasked:
@@ -115,9 +125,45 @@ def _refuse_variants(
         metadata.get(f"{arch}.rope.scaling.{name}")
     if scaling != "none":
         raise UnsupportedError(f"{path}: rope scaling {scaling!r:.60} is not supported")
-    if metadata.get(f"{arch}.expert_count", 0):
-        raise UnsupportedError(f"{path}: mixture-of-experts models are not supported yet")
-    metadata.get(f"{arch}.expert_used_count")
+
+
+# What llama.cpp computes for these architectures, whatever a key says: a key that says otherwise is refused.
+_NORMALISED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False}
+_SOFTMAX = 1
+
+
+def _experts(
+    path: Path, arch: str, traits: Family, metadata: Consumed, ffn_size: int
+) -> ExpertsConfig | None:
+    """The experts of every layer: no architecture mixes them with ordinary layers."""
+    if not traits.experts:
+        for name in ("expert_count", "expert_used_count"):
+            if metadata.get(f"{arch}.{name}", 0):
+                raise UnsupportedError(f"{path}: {arch}.{name}: {arch} has no experts")
+        return None
+    normalise = _NORMALISED[arch]
+    plain: dict[str, tuple[object, ...]] = {
+        "expert_weights_norm": (normalise, None),
+        "expert_weights_scale": (1.0, 0.0, None),
+        "expert_gating_func": (_SOFTMAX, None),
+        "expert_shared_count": (None, 0, *([1] if traits.shared_expert else [])),
+    }
+    for name, accepted in plain.items():
+        value = metadata.get(f"{arch}.{name}")
+        if value not in accepted:
+            raise UnsupportedError(f"{path}: {arch}.{name} = {value!r:.60} is not supported")
+    size, shared = ffn_size, 0
+    if arch != "llama" and arch != "olmoe":
+        size = natural(path, metadata, f"{arch}.expert_feed_forward_length")
+    if traits.shared_expert:
+        shared = natural(path, metadata, f"{arch}.expert_shared_feed_forward_length", ffn_size)
+    return ExpertsConfig(
+        num_experts=natural(path, metadata, f"{arch}.expert_count"),
+        top_k=natural(path, metadata, f"{arch}.expert_used_count"),
+        ffn_size=size,
+        normalise=normalise,
+        shared_ffn_size=shared,
+    )
 
 
 def _rope_factors(path: Path, file: GGUFFile, head_dim: int) -> tuple[str, ...] | None:
@@ -147,27 +193,53 @@ class GGUFTensors:
     def part(self, name: str, options: ConvertOptions) -> Part:
         tensor = self._tensor(f"{name}.weight")
         if len(tensor.shape) != 2:
-            raise FileError(
-                self._file.path, f"tensor {tensor.name!r}", f"shape {tensor.shape} is not [n, k]"
-            )
-        n, k = tensor.shape
-        if tensor.type_code in FLOAT_TYPES:
+            raise self._fail(tensor.name, f"shape {list(tensor.shape)} is not [n, k]")
+        return self._part(tensor, tensor.data, options.bits_of(name, GGUF), options.group)
+
+    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
+        tensor = self._tensor(full_name)
+        if len(tensor.shape) != 3:
+            raise self._fail(full_name, f"shape {list(tensor.shape)} is not [experts, n, k]")
+        count, n = tensor.shape[:2]
+        data = tensor.data.reshape(
+            count, n, *tensor.data.shape[-2 if self._is_packed(tensor) else -1 :]
+        )
+        return [self._part(tensor, one, options.bits, options.group) for one in data]
+
+    def matrix(self, full_name: str) -> NDArray[np.float64]:
+        tensor = self._tensor(full_name)
+        if len(tensor.shape) > 2:
+            raise self._fail(full_name, f"shape {list(tensor.shape)} is not [n, k]")
+        if self._is_packed(tensor):
+            part = self._part(tensor, tensor.data, 8, 32)
+            return part.read(np.arange(part.n)).values()
+        return np.atleast_2d(
+            self._finite(full_name, floats(FLOAT_TYPES[tensor.type_code], tensor.data))
+        )
+
+    def _is_packed(self, tensor: GGUFTensor) -> bool:
+        return tensor.type_code not in FLOAT_TYPES
+
+    def _part(self, tensor: GGUFTensor, data: NDArray[Any], bits: int, group: int) -> Part:
+        """A matrix, or one of a stack: floats [n, k] or blocks u8 [n, blocks, bytes]."""
+        n, k = len(data), tensor.shape[-1]
+        if not self._is_packed(tensor):
             kind = FLOAT_TYPES[tensor.type_code]
 
             def values(index: Index) -> NDArray[np.float64]:
-                return self._finite(tensor.name, floats(kind, tensor.data[index]))
+                return self._finite(tensor.name, floats(kind, data[index]))
 
-            return float_part(name, n, k, options.bits_of(name, GGUF), options.group, values)
+            return float_part(tensor.name, n, k, bits, group, values)
         block = BLOCK_FORMATS[tensor.type_code]
 
         def rows(index: Index) -> AffineRows:
-            out = block.decode(tensor.data[index])
+            out = block.decode(data[index])
             self._finite(tensor.name, out.scales)
             if out.mins is not None:
                 self._finite(tensor.name, out.mins)
             return out
 
-        return Part(name, n, k, k, Layout(block.bits, block.mins, 32), rows)
+        return Part(tensor.name, n, k, k, Layout(block.bits, block.mins, 32), rows)
 
     def vector(self, full_name: str) -> NDArray[np.float64]:
         tensor = self._tensor(full_name)
@@ -179,6 +251,9 @@ class GGUFTensors:
         if full_name not in self._file.tensors:
             raise FileError(self._file.path, f"tensor {full_name!r}", "is missing")
         return self._file.tensors[full_name]
+
+    def _fail(self, name: str, cause: str) -> FileError:
+        return FileError(self._file.path, f"tensor {name!r}", cause)
 
     def _finite(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
         if not np.isfinite(values).all():

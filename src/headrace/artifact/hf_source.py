@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from headrace.artifact.blocks import floats
 from headrace.artifact.container import MAX_TEMPLATE_BYTES
+from headrace.artifact.hf_config import read_config
 from headrace.artifact.jsontext import read_bytes, read_object
 from headrace.artifact.manifest import TokenizerInfo
-from headrace.artifact.naming import HF_FAMILIES, HF_HARMLESS, HUGGING_FACE
+from headrace.artifact.naming import HF_FAMILIES, HUGGING_FACE
 from headrace.artifact.packing import AffineRows
 from headrace.artifact.parts import Index, Layout, Part, float_part
-from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
+from headrace.artifact.sources import Consumed, ConvertOptions, Source
 from headrace.artifact.tensorfile import StoredTensor, forget_pages, mappings, read_tensors
 from headrace.errors import FileError, UnsupportedError
-from headrace.models.config import DenseConfig, Llama3Scaling
 
 _FLOATS = ("F32", "F16", "BF16")
-_SUFFIXES = (".json", ".jinja", ".safetensors")
+_TEXTS = (".json", ".jinja")
 MAX_TOKENIZER_BYTES = 64 << 20
 
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
@@ -36,10 +36,11 @@ def open_hugging_face(path: Path) -> Source:
     if not isinstance(model_type, str) or model_type not in HF_FAMILIES:
         known = ", ".join(sorted(HF_FAMILIES))
         raise UnsupportedError(f"{path}: model_type {model_type!r:.60} is not supported: {known}")
+    shards = _shards(path)
     tensors = HFTensors(
-        path, _load(path), raw.get("quantization") or raw.get("quantization_config")
+        path, _load(path, shards), raw.get("quantization") or raw.get("quantization_config")
     )
-    config = _config(config_path, model_type, Consumed(raw))
+    config = read_config(config_path, model_type, Consumed(raw))
     return Source(
         path=path,
         kind="mlx" if tensors.quantization else "safetensors",
@@ -51,28 +52,43 @@ def open_hugging_face(path: Path) -> Source:
         tokenizer_json=read_bytes(path / "tokenizer.json", MAX_TOKENIZER_BYTES),
         template=_template(path),
         tokenizer=_special(path, raw, config.vocab_size),
-        files=tuple(sorted(f for f in path.iterdir() if f.suffix in _SUFFIXES and f.is_file())),
+        files=tuple(sorted([*(path / name for name in shards), *_files(path, _TEXTS)])),
+        unread=tuple(f.name for f in _files(path, {".safetensors"}) if f.name not in shards),
     )
 
 
-def _load(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint: one file, or those that the index names."""
+def _files(path: Path, suffixes: Collection[str]) -> list[Path]:
+    return sorted(f for f in path.iterdir() if f.suffix in suffixes and f.is_file())
+
+
+def _shards(path: Path) -> dict[str, set[str] | None]:
+    """The checkpoint's files, and the tensors of each that an index names; None without an index."""
     index = path / "model.safetensors.index.json"
     if not index.is_file():
-        return read_tensors(path / "model.safetensors")
+        return {"model.safetensors": None}
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FileError(index, "weight_map", "is missing or empty")
-    out: dict[str, StoredTensor] = {}
+    out: dict[str, set[str] | None] = {}
     for name in sorted({str(v) for v in weight_map.values()}):
         if _SHARD.fullmatch(name) is None:
             raise FileError(index, "weight_map", f"{name!r:.80} is not a plain file name")
-        for key, tensor in read_tensors(path / name).items():
-            if weight_map.get(key) != name:
-                raise FileError(path / name, f"tensor {key!r:.80}", "is not where the index says")
-            out[key] = tensor
-    if len(out) != len(weight_map):
-        raise FileError(index, "weight_map", "names a tensor that no file holds")
+        out[name] = {key for key, file in weight_map.items() if file == name}
+    return out
+
+
+def _load(path: Path, shards: Mapping[str, set[str] | None]) -> dict[str, StoredTensor]:
+    out: dict[str, StoredTensor] = {}
+    for name, named in shards.items():
+        tensors = read_tensors(path / name)
+        for key in sorted(tensors.keys() ^ (tensors.keys() if named is None else named)):
+            cause = (
+                "is not where the index says"
+                if key in tensors
+                else "is not in the file that the index names"
+            )
+            raise FileError(path / name, f"tensor {key!r:.80}", cause)
+        out |= tensors
     return out
 
 
@@ -109,109 +125,6 @@ def _special(path: Path, config: Mapping[str, Any], vocab_size: int) -> Tokenize
     return TokenizerInfo(bos, add is True, tuple(dict.fromkeys(ids)))
 
 
-def _config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
-    heads, hidden = natural(path, data, "num_attention_heads"), natural(path, data, "hidden_size")
-    # What is not said has another default in some families: there it must be said.
-    implied = model_type != "qwen3" and data.get("head_dim") is None
-    head_dim = hidden // heads if implied else natural(path, data, "head_dim")
-    context = natural(path, data, "max_position_embeddings")
-    _refuse_variants(path, model_type, data, context)
-    rope = _rope(path, data)
-    config = DenseConfig(
-        vocab_size=natural(path, data, "vocab_size"),
-        hidden_size=hidden,
-        num_layers=natural(path, data, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=natural(
-            path, data, "num_key_value_heads", heads if model_type == "llama" else None
-        ),
-        head_dim=head_dim,
-        ffn_size=natural(path, data, "intermediate_size"),
-        context=context,
-        norm_eps=number_text(path, data, "rms_norm_eps", 1e-6),
-        rope_theta=number_text(path, rope, "rope_theta", data.get("rope_theta", 10000.0)),
-        tied=_flag(path, data, "tie_word_embeddings"),
-        qkv_bias=model_type == "qwen2",
-        qk_norm=model_type == "qwen3",
-        rope_scaling=_scaling(path, rope),
-    )
-    unasked = [k for k in data.unasked() if k not in HF_HARMLESS]
-    if unasked:
-        raise UnsupportedError(
-            f"{path}: key {unasked[0]!r} is not understood: a variant of {model_type}?"
-        )
-    return config
-
-
-def _flag(path: Path, data: Consumed, key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise FileError(path, f"key {key!r}", f"{value!r:.60} is not true or false")
-    return value
-
-
-def _refuse_variants(path: Path, model_type: str, data: Consumed, context: int) -> None:
-    plain: dict[str, tuple[object, ...]] = {
-        "hidden_act": ("silu", "swish", None),
-        "attention_bias": (True, None) if model_type == "qwen2" else (False, None),
-        "mlp_bias": (False, None),
-        "partial_rotary_factor": (1.0, None),
-        "use_sliding_window": (False, None),
-        "rope_interleaved": (False, None),
-        "mlp_only_layers": ([], None),
-        "is_encoder_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "auto_map": (None,),  # code of the checkpoint's own
-    }
-    for key, accepted in plain.items():
-        value = data.get(key)
-        if value not in accepted:
-            raise UnsupportedError(f"{path}: {key} = {value!r:.60} is not supported")
-    kinds = data.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise UnsupportedError(
-            f"{path}: layer_types = {kinds!r:.60} is not supported: full_attention"
-        )
-    # A Mistral that does not say has a window of 4096.
-    window = data.get("sliding_window", 4096 if model_type == "mistral" else None)
-    if model_type != "mistral":  # use_sliding_window is off
-        return
-    if window is not None and (type(window) is not int or window < context):
-        raise UnsupportedError(
-            f"{path}: a sliding window of {window!r:.60} is not supported below the context, {context}"
-        )
-
-
-def _rope(path: Path, data: Consumed) -> Consumed:
-    """rope_parameters (newer) or rope_scaling (older) as one mapping."""
-    value = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    data.get("rope_scaling")
-    if not isinstance(value, dict):
-        raise FileError(path, "rope_scaling", "is not an object")
-    return Consumed(value)
-
-
-def _scaling(path: Path, rope: Consumed) -> Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    rope.get("type")
-    if kind == "default":
-        scaling = None
-    elif kind == "llama3":
-        scaling = Llama3Scaling(
-            factor=number_text(path, rope, "factor"),
-            low_freq_factor=number_text(path, rope, "low_freq_factor"),
-            high_freq_factor=number_text(path, rope, "high_freq_factor"),
-            original_context=natural(path, rope, "original_max_position_embeddings"),
-        )
-    else:
-        raise UnsupportedError(
-            f"{path}: rope scaling {kind!r:.60} is not supported: default, llama3"
-        )
-    if rope.unasked():
-        raise UnsupportedError(f"{path}: rope key {rope.unasked()[0]!r} is not understood")
-    return scaling
-
-
 class HFTensors:
     """See `sources.Tensors`. With `quantization`, weights may be MLX affine triples."""
 
@@ -246,19 +159,26 @@ class HFTensors:
         return set(self._stored) - extra
 
     def part(self, name: str, options: ConvertOptions) -> Part:
+        bits = options.bits_of(name, HUGGING_FACE)
         stored = self._get(f"{name}.weight")
         if stored.data.ndim != 2:
             raise self._fail(f"{name}.weight", f"shape {list(stored.data.shape)} is not [n, k]")
-        if f"{name}.scales" in self._stored:
-            return self._affine(name, stored)
-        if stored.dtype not in _FLOATS:
-            raise self._fail(f"{name}.weight", f"{stored.dtype} is not one of {', '.join(_FLOATS)}")
-        n, k = stored.data.shape
+        return self._part(f"{name}.weight", bits, options.group)
 
-        def values(index: Index) -> NDArray[np.float64]:
-            return self._finite(f"{name}.weight", floats(stored.dtype, stored.data[index]))
+    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
+        shape = list(self._get(full_name).data.shape)
+        if len(shape) != 3:
+            raise self._fail(full_name, f"shape {shape} is not [experts, n, k]")
+        return [self._part(full_name, options.bits, options.group, e) for e in range(shape[0])]
 
-        return float_part(name, n, k, options.bits_of(name, HUGGING_FACE), options.group, values)
+    def matrix(self, full_name: str) -> NDArray[np.float64]:
+        stored = self._get(full_name)
+        if stored.data.ndim == 2 and self._is_affine(full_name):
+            part = self._affine(full_name, None)
+            return part.read(np.arange(part.n)).values()
+        if stored.data.ndim > 2 or stored.dtype not in _FLOATS:
+            raise self._fail(full_name, "is not a matrix of floats")
+        return self._finite(full_name, np.atleast_2d(floats(stored.dtype, stored.data)))
 
     def vector(self, full_name: str) -> NDArray[np.float64]:
         stored = self._get(full_name)
@@ -266,31 +186,55 @@ class HFTensors:
             raise self._fail(full_name, "is not a vector of floats")
         return self._finite(full_name, floats(stored.dtype, stored.data))
 
-    def _affine(self, name: str, stored: StoredTensor) -> Part:
-        scales, biases = self._get(f"{name}.scales"), self._get(f"{name}.biases")
+    def _is_affine(self, full_name: str) -> bool:
+        return f"{full_name.removesuffix('.weight')}.scales" in self._stored
+
+    def _part(self, full_name: str, bits: int, group: int, expert: int | None = None) -> Part:
+        """A matrix, or one of a stack."""
+        if self._is_affine(full_name):
+            return self._affine(full_name, expert)
+        stored = self._get(full_name)
+        if stored.dtype not in _FLOATS:
+            raise self._fail(full_name, f"{stored.dtype} is not one of {', '.join(_FLOATS)}")
+        data = stored.data if expert is None else stored.data[expert]
+
+        def values(index: Index) -> NDArray[np.float64]:
+            return self._finite(full_name, floats(stored.dtype, data[index]))
+
+        n, k = data.shape
+        return float_part(full_name, n, k, bits, group, values)
+
+    def _affine(self, full_name: str, expert: int | None) -> Part:
+        name = full_name.removesuffix(".weight")
+        stored, scales, biases = (
+            self._get(n) for n in (full_name, f"{name}.scales", f"{name}.biases")
+        )
         bits, group = self._setting(name)
-        n, words = stored.data.shape
+        *outer, n, words = stored.data.shape
         k = words * 32 // bits
-        wanted = (n, k // group)
+        wanted = (*outer, n, k // group)
         if (
             stored.dtype != "U32"
             or scales.data.shape != wanted
             or biases.data.shape != wanted
             or k % group
         ):
-            raise self._fail(f"{name}.weight", f"does not fit {bits} bits in groups of {group}")
+            raise self._fail(full_name, f"does not fit {bits} bits in groups of {group}")
         if scales.dtype not in _FLOATS or biases.dtype not in _FLOATS:
             raise self._fail(f"{name}.scales", "are not floats")
         kept = min(group, 64)
+        data, scale, bias = (
+            t.data if expert is None else t.data[expert] for t in (stored, scales, biases)
+        )
 
         def rows(index: Index) -> AffineRows:
-            raw = np.ascontiguousarray(stored.data[index]).view(np.uint8)
+            raw = np.ascontiguousarray(data[index]).view(np.uint8)
             codes = (
                 raw if bits == 8 else np.stack([raw & 15, raw >> 4], axis=-1).reshape(len(index), k)
             )
             s, b = (
-                np.repeat(self._finite(name, floats(t.dtype, t.data[index])), group // kept, 1)
-                for t in (scales, biases)
+                np.repeat(self._finite(name, floats(dtype, a[index])), group // kept, 1)
+                for dtype, a in ((scales.dtype, scale), (biases.dtype, bias))
             )
             return AffineRows(s, codes, b, bits, kept)
 

@@ -10,6 +10,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class ExpertNames:
+    """Full names of a layer's router and experts; `{i}` is the layer, `{e}` the expert.
+
+    Without `{e}` a tensor holds all experts, [E, n, k]; where gate and up are one, gate's rows come first.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True)
+class SharedNames:
+    """A shared expert and the gate of its output."""
+
+    router: str  # [hidden] or [1, hidden]
+    gate_up: tuple[str, str]
+    down: str
+
+
+@dataclass(frozen=True)
 class Names:
     """Source tensor names of the canonical tensors; `{i}` is the layer. Several parts are joined in order."""
 
@@ -24,7 +46,31 @@ class Names:
     mlp_norm: str
     gate_up: tuple[str, str]
     down: str
+    experts: tuple[ExpertNames, ...]  # what experts may be called; the first that is there
+    shared: SharedNames
     ignored: tuple[str, ...] = ()  # tensors that carry nothing headrace does not compute itself
+
+
+_HF_MLP = "model.layers.{i}.mlp"
+_HF_MIXTRAL = "model.layers.{i}.block_sparse_moe"
+
+
+def _each(block: str, gate: str, up: str, down: str) -> ExpertNames:
+    """One tensor an expert."""
+    names = (f"{block}.experts.{{e}}.{n}.weight" for n in (gate, up, down))
+    return ExpertNames(f"{block}.gate.weight", *names)
+
+
+def _stacked(block: str) -> ExpertNames:
+    """MLX: one tensor for all experts."""
+    names = (f"{block}.switch_mlp.{n}_proj.weight" for n in ("gate", "up", "down"))
+    return ExpertNames(f"{block}.gate.weight", *names)
+
+
+def _fused(block: str) -> ExpertNames:
+    """transformers 5 in memory: gate and up in one tensor for all experts."""
+    both, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
+    return ExpertNames(f"{block}.gate.weight", both, both, down)
 
 
 GGUF = Names(
@@ -39,6 +85,18 @@ GGUF = Names(
     mlp_norm="blk.{i}.ffn_norm",
     gate_up=("blk.{i}.ffn_gate", "blk.{i}.ffn_up"),
     down="blk.{i}.ffn_down",
+    experts=tuple(
+        ExpertNames(
+            "blk.{i}.ffn_gate_inp.weight",
+            *(f"blk.{{i}}.ffn_{part}{kind}.weight" for part in ("gate", "up", "down")),
+        )
+        for kind in ("_exps", ".{e}")  # files of early Mixtrals have a tensor an expert
+    ),
+    shared=SharedNames(
+        router="blk.{i}.ffn_gate_inp_shexp.weight",
+        gate_up=("blk.{i}.ffn_gate_shexp", "blk.{i}.ffn_up_shexp"),
+        down="blk.{i}.ffn_down_shexp",
+    ),
 )
 
 HUGGING_FACE = Names(
@@ -53,12 +111,28 @@ HUGGING_FACE = Names(
     mlp_norm="model.layers.{i}.post_attention_layernorm",
     gate_up=("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
     down="model.layers.{i}.mlp.down_proj",
+    experts=(
+        _each(_HF_MIXTRAL, "w1", "w3", "w2"),
+        _each(_HF_MLP, "gate_proj", "up_proj", "down_proj"),
+        *(form(block) for form in (_stacked, _fused) for block in (_HF_MIXTRAL, _HF_MLP)),
+    ),
+    shared=SharedNames(
+        router=f"{_HF_MLP}.shared_expert_gate.weight",
+        gate_up=(f"{_HF_MLP}.shared_expert.gate_proj", f"{_HF_MLP}.shared_expert.up_proj"),
+        down=f"{_HF_MLP}.shared_expert.down_proj",
+    ),
     ignored=("model.layers.{i}.self_attn.rotary_emb.inv_freq",),
 )
 
-# model_type or general.architecture -> family. A GGUF of Mistral says llama.
-HF_FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# model_type or general.architecture -> family. A GGUF of Mistral or Mixtral says llama.
+HF_FAMILIES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mixtral": "mixtral",
+    "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "olmoe": "olmoe",
+}  # fmt: skip
+GGUF_FAMILIES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+}  # fmt: skip
 
 # GGUF rows of query and key heads are stored for interleaved rotation in these architectures.
 GGUF_INTERLEAVED = frozenset({"llama"})
@@ -93,6 +167,9 @@ HF_HARMLESS = frozenset(
         "tokenizer_class",
         "_attn_implementation_autoset",
         "chunk_size_feed_forward",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "id2label",
         "label2id",
         "problem_type",

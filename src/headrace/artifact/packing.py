@@ -171,6 +171,16 @@ def pack_gain(values: Float) -> tuple[NDArray[np.int32], int]:
     return mantissas.astype(np.int32), exponent
 
 
+def pack_router(values: Float) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+    """A router's rows [E, K] as 16-bit codes and an exponent a row, the smallest that fits; a zero row has 0."""
+    peak = np.abs(values).max(axis=1)
+    exponent = np.frexp(peak)[1].astype(np.int64) - 15
+    over = np.rint(np.ldexp(peak, -exponent)) > MAX_SCALE
+    exponent = np.where(peak == 0, 0, exponent + over)
+    codes = np.rint(np.ldexp(values, -exponent[:, None]))
+    return codes.astype(np.int16), exponent.astype(np.int32)
+
+
 def pack_bias(values: Float, fraction_bits: int) -> NDArray[np.int32]:
     """A bias in fixed point. Raises OverflowError when it does not fit."""
     fixed = np.rint(np.ldexp(values, fraction_bits))

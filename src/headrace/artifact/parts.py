@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,11 +82,34 @@ def padded(part: Part, n: int) -> Part:
     return replace(part, n=n, read=rows)
 
 
+def band(part: Part, begin: int, end: int) -> Part:
+    """Rows [begin, end) of a part."""
+    return replace(part, n=end - begin, read=lambda index: part.read(index + begin))
+
+
+def widest(layouts: Iterable[Layout]) -> Layout:
+    """The layout that holds the values of all of these exactly."""
+    every = list(layouts)
+    return Layout(
+        max(w.bits for w in every), any(w.mins for w in every), min(w.group for w in every)
+    )
+
+
+def in_layout(part: Part, layout: Layout) -> Part:
+    """The same values in a wider layout."""
+    if part.layout == layout:
+        return part
+
+    def rows(index: Index) -> AffineRows:
+        return widen(regroup(part.read(index), layout.group), layout.bits, layout.mins)
+
+    return replace(part, layout=layout, read=rows)
+
+
 def joined(name: str, parts: list[Part]) -> Part:
     """Parts on top of each other, all written in the widest of their layouts."""
-    bits = max(p.layout.bits for p in parts)
-    mins = any(p.layout.mins for p in parts)
-    layout = Layout(bits, mins, min(p.layout.group for p in parts))
+    layout = widest(p.layout for p in parts)
+    parts = [in_layout(p, layout) for p in parts]
     starts = np.cumsum([0, *(p.n for p in parts)])
 
     def rows(index: Index) -> AffineRows:
@@ -94,7 +117,7 @@ def joined(name: str, parts: list[Part]) -> Part:
         for part, begin, end in zip(parts, starts[:-1], starts[1:], strict=True):
             inside = index[(index >= begin) & (index < end)] - begin
             if len(inside):
-                pieces.append(widen(regroup(part.read(inside), layout.group), bits, mins))
+                pieces.append(part.read(inside))
         return _stack(pieces)
 
     return Part(name, int(starts[-1]), parts[0].k, parts[0].columns, layout, rows)

@@ -36,7 +36,7 @@ class ConvertOptions:
 
 
 class Tensors(Protocol):
-    """The tensors of a source by name, without the suffix `.weight`."""
+    """The tensors of a source. A `name` lacks the suffix `.weight`; a `full_name` does not."""
 
     def names(self) -> set[str]:
         """Every tensor's full name."""
@@ -44,8 +44,14 @@ class Tensors(Protocol):
     def part(self, name: str, options: ConvertOptions) -> Part:
         """A two-dimensional weight."""
 
+    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
+        """A three-dimensional tensor [experts, n, k]: a weight an expert."""
+
+    def matrix(self, full_name: str) -> Float:
+        """A small two-dimensional tensor, dequantised; a vector is one row."""
+
     def vector(self, full_name: str) -> Float:
-        """A one-dimensional tensor by its full name."""
+        """A one-dimensional tensor."""
 
     def forget(self) -> None:
         """Give back the memory of what was read so far."""
@@ -67,6 +73,7 @@ class Source:
     tokenizer: TokenizerInfo
     files: tuple[Path, ...]  # everything that was read, in a fixed order
     extra_names: frozenset[str] = field(default_factory=frozenset)  # consumed by the configuration
+    unread: tuple[str, ...] = ()  # files of tensors beside it that belong to something else
 
 
 def open_source(path: Path) -> Source:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -70,20 +71,53 @@ def forget_pages(maps: Iterable[mmap.mmap]) -> None:
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: bytes [begin, end) of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of a safetensors file, mapped read-only. Raises FileError."""
     view = map_file(path)
-    if len(view) < 8:
-        raise FileError(path, "header length", f"the file has only {len(view)} bytes")
-    length = int.from_bytes(view[:8], "little")
-    if length > min(MAX_HEADER_BYTES, len(view) - 8):
-        raise FileError(path, "header length", f"{length:,} bytes in a file of {len(view):,}")
-    header = parse_object(path, "header", bytes(view[8 : 8 + length]), MAX_HEADER_BYTES)
+    places = _places(path, lambda begin, end: bytes(view[begin:end]), len(view))
+    return {name: _tensor(view, place) for name, place in places.items()}
+
+
+def read_places(path: Path) -> dict[str, Place]:
+    """Where every tensor of a safetensors file lies; nothing but its header is read. Raises FileError."""
+    try:
+        with path.open("rb") as file:
+
+            def read(begin: int, end: int) -> bytes:
+                file.seek(begin)
+                return file.read(end - begin)
+
+            return _places(path, read, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise FileError(path, "open", error.strerror or str(error)) from None
+
+
+def _places(path: Path, read: Callable[[int, int], bytes], size: int) -> dict[str, Place]:
+    """The checked header of a file of `size` bytes; `read` gives bytes [begin, end)."""
+    if size < 8:
+        raise FileError(path, "header length", f"the file has only {size} bytes")
+    length = int.from_bytes(read(0, 8), "little")
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise FileError(path, "header length", f"{length:,} bytes in a file of {size:,}")
+    header = parse_object(path, "header", read(8, 8 + length), MAX_HEADER_BYTES)
     header.pop("__metadata__", None)
-    data = view[8 + length :]
-    spans = {name: _span(path, name, entry, len(data)) for name, entry in header.items()}
-    _check_cover(path, spans, len(data))
-    return {name: _tensor(header[name], data, span) for name, span in spans.items()}
+    start = 8 + length
+    spans = {name: _span(path, name, entry, size - start) for name, entry in header.items()}
+    _check_cover(path, spans, size - start)
+    return {
+        name: Place(header[name]["dtype"], tuple(header[name]["shape"]), start + begin, start + end)
+        for name, (begin, end) in spans.items()
+    }
 
 
 def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
@@ -127,9 +161,9 @@ def _check_cover(path: Path, spans: Mapping[str, tuple[int, int]], size: int) ->
         raise FileError(path, "end", f"{size - at:,} bytes belong to no tensor")
 
 
-def _tensor(entry: Mapping[str, Any], data: memoryview, span: tuple[int, int]) -> StoredTensor:
-    flat = np.frombuffer(data[span[0] : span[1]], dtype=DTYPES[entry["dtype"]])
-    return StoredTensor(entry["dtype"], flat.reshape(entry["shape"]))
+def _tensor(view: memoryview, place: Place) -> StoredTensor:
+    flat = np.frombuffer(view[place.begin : place.end], dtype=DTYPES[place.dtype])
+    return StoredTensor(place.dtype, flat.reshape(place.shape))
 
 
 @dataclass(frozen=True)
@@ -146,9 +180,11 @@ class TensorSpec:
 
 
 class TensorFileWriter:
-    """Writes one safetensors file; tensors lie in the order of `specs`, data at a 64-byte boundary."""
+    """Writes one safetensors file; tensors lie in the order of `specs`, data begins at a boundary of `alignment`."""
 
-    def __init__(self, file: BinaryIO, specs: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self, file: BinaryIO, specs: Sequence[TensorSpec], alignment: int = ALIGNMENT
+    ) -> None:
         self._file = file
         self._offsets: dict[str, int] = {}
         header: dict[str, object] = {}
@@ -162,7 +198,7 @@ class TensorFileWriter:
             self._offsets[spec.name] = at
             at += spec.nbytes
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        text += b" " * (-(len(text) + 8) % alignment)
         self._start = 8 + len(text)
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(self._start + at)

@@ -10,6 +10,8 @@ from typing import TypeVar
 from headrace.arith import numbers
 from headrace.errors import InputError, UnsupportedError
 
+MAX_LAYERS = 1024
+
 T = TypeVar("T")
 
 
@@ -129,7 +131,7 @@ class DenseConfig:
 
     def _check_ranges(self) -> None:
         limits = {
-            "vocab_size": 2**20, "hidden_size": 16384, "num_layers": 1024, "num_heads": 1024,
+            "vocab_size": 2**20, "hidden_size": 16384, "num_layers": MAX_LAYERS, "num_heads": 1024,
             "num_kv_heads": 1024, "head_dim": 512, "ffn_size": 2**18, "context": 2**24,
         }  # fmt: skip
         for name, limit in limits.items():
@@ -142,6 +144,8 @@ class DenseConfig:
             raise UnsupportedError(
                 f"head_dim {self.head_dim} and hidden_size {self.hidden_size} must be multiples of 32"
             )
+        if self.qk_norm_whole and self.q_size > 16384:
+            raise UnsupportedError(f"a norm over {self.q_size} query elements: at most 16384")
         if self.num_heads % self.num_kv_heads:
             raise InputError(f"{self.num_heads} heads cannot share {self.num_kv_heads} kv heads")
 

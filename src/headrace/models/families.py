@@ -14,17 +14,39 @@ from headrace.models.config import DenseConfig
 
 @dataclass(frozen=True)
 class Family:
-    """A dense family: its name and what its layers have besides llama's."""
+    """A family: its name and what its layers have besides llama's.
+
+    qk_norm_whole: the QK norm runs over all heads together. experts: its layers are mixtures of experts;
+    shared_expert: with one that every token uses; dense_layers: some may be ordinary; normalise: whether the
+    weights of the chosen experts sum to one, None where the configuration says.
+    """
 
     name: str
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    experts: bool = False
+    shared_expert: bool = False
+    dense_layers: bool = False
+    normalise: bool | None = None
 
     def check(self, config: DenseConfig) -> None:
         """Refuse a configuration that this family does not have. Raises InputError."""
-        for key in ("qkv_bias", "qk_norm"):
+        for key in ("qkv_bias", "qk_norm", "qk_norm_whole"):
             if getattr(config, key) != getattr(self, key):
                 raise InputError(f"family {self.name} has {key} = {getattr(self, key)}")
+        experts = config.experts
+        if (experts is not None) != self.experts:
+            raise InputError(f"family {self.name} has {'' if self.experts else 'no '}experts")
+        if experts is None:
+            return
+        if (experts.shared_ffn_size > 0) != self.shared_expert:
+            kind = "a" if self.shared_expert else "no"
+            raise InputError(f"family {self.name} has {kind} shared expert")
+        if experts.dense_layers and not self.dense_layers:
+            raise InputError(f"family {self.name} has experts in every layer")
+        if self.normalise not in (None, experts.normalise):
+            raise InputError(f"family {self.name} has normalise = {self.normalise}")
 
 
 FAMILIES = {
@@ -33,6 +55,10 @@ FAMILIES = {
         Family("llama"),  # SmolLM2, Llama 2 and 3, Mistral
         Family("qwen2", qkv_bias=True),
         Family("qwen3", qk_norm=True),
+        Family("mixtral", experts=True, normalise=True),
+        Family("qwen2_moe", qkv_bias=True, experts=True, shared_expert=True, dense_layers=True),
+        Family("qwen3_moe", qk_norm=True, experts=True, dense_layers=True),
+        Family("olmoe", qk_norm_whole=True, experts=True),
     )
 }
 
