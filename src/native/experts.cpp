@@ -216,7 +216,8 @@ void Mixture::down(int unit, const ExpertLayout& layout, int64_t* clipped) {
   const Unit& u = units_[size_t(unit)];
   if (!wait(u)) return;
   tier_.project(layout.down.at(record(u.slot)), inner_.view(), u.first_row, u.first_row + u.rows, u.first_tile,
-                u.first_tile + u.tiles, nullptr, false, outputs_.data(), shape_.hidden, shape_.fraction_bits, clipped);
+                u.first_tile + u.tiles, nullptr, false, outputs_.data(), shape_.hidden,
+                shape_.fraction_bits - kExpertHeadroom, clipped);
 }
 
 void Mixture::mix(int32_t* x, int row, int64_t* clipped) const {

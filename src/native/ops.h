@@ -13,6 +13,7 @@ namespace headrace {
 constexpr int kBlock = 32;       // elements that share an activation scale
 constexpr int kTile = 16;        // weight rows (or keys) stored together
 constexpr int kSupergroup = 4;   // weight groups whose minimum terms are summed before one shift
+constexpr int kExpertHeadroom = 4;  // fraction bits that an expert's output has less than the residual stream
 
 // Weight [n, k] in kernel order (docs/artifact.md):
 //   codes  4 bits: [T][B][4][16][4] bytes, low nibble k = 32b + 4j + i, high nibble k + 16

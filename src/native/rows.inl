@@ -290,9 +290,11 @@ void route(const int32_t* x, const NormGain& g, int fraction_bits, const RouterR
 
 // |output * share| < 2^61; at most 64 rounded products of 32 bits are summed.
 void mix(int32_t* x, const int32_t* const* outputs, const int32_t* shares, int count, int k, int64_t* clipped) {
+  constexpr int shift = 30 - kExpertHeadroom;
+  constexpr int64_t half = int64_t(1) << (shift - 1);
   for (int i = 0; i < k; ++i) {
     int64_t sum = x[i];
-    for (int j = 0; j < count; ++j) sum += (int64_t(outputs[j][i]) * shares[j] + (int64_t(1) << 29)) >> 30;
+    for (int j = 0; j < count; ++j) sum += (int64_t(outputs[j][i]) * shares[j] + half) >> shift;
     x[i] = saturate(sum, clipped);
   }
 }

@@ -350,9 +350,10 @@ def choose_experts(logits: Int, top_k: int, normalise: bool, fraction_bits: int)
 def mix_experts(x: Int, outputs: Int, weights: Int) -> Saturated:
     """x plus the weighted outputs of its chosen experts: outputs [top_k, K], weights [top_k], Q30.
 
+    Outputs have EXPERT_HEADROOM fraction bits less than x: one that is many times x must not be clipped.
     Every product is rounded alone, so the order of the experts cannot matter.
     """
-    parts = shift_round(outputs * weights[:, None], n.SHARE_BITS)
+    parts = shift_round(outputs * weights[:, None], n.SHARE_BITS - n.EXPERT_HEADROOM)
     return saturate(x + parts.sum(axis=0))
 
 

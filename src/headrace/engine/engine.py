@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,27 +18,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.artifact.container import Artifact
+from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
+from headrace.experts.stream import ExpertStream, StreamOptions
+from headrace.experts.trace import RouteRecorder
 from headrace.kernels.program import Batch, ModelShape
-from headrace.kernels.select import select
+from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
 from headrace.models.families import family
 from headrace.values import FinishReason, GenerationStats, SamplingParams, Token
 
 DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
+LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked for
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted."""
+    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted.
+
+    more: further tokens of the same prompt follow in the next pass.
+    """
 
     sequence: Sequence
     tokens: Tokens[int]
     all_logits: bool = False
+    more: bool = False
 
 
 class Engine:
@@ -53,21 +61,31 @@ class Engine:
         max_context: int | None = None,
         num_sequences: int = 1,
         chunk: int = DEFAULT_CHUNK,
+        logit_rows: int = LOGIT_ROWS,
+        experts: StreamOptions | None = None,
+        recorder: RouteRecorder | None = None,
     ) -> None:
-        """max_context: positions of one sequence, at most the model's own. Raises InputError."""
+        """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
+        in memory (None: all of them). Raises InputError."""
         self.config = DenseConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
         self.context = self._context(max_context)
         self.end_tokens = frozenset(artifact.manifest.end_tokens)
         self._program = build_program(
-            self.config, artifact.manifest.tensors, artifact.tensors, self.fraction_bits
+            self.config,
+            artifact.manifest.tensors,
+            artifact.tensors,
+            self.fraction_bits,
+            {r.layer: r.layout for r in artifact.records},
         )
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
+        self._logit_rows = min(logit_rows, self._chunk)
         self._runner = self.backend.compile(
-            self._program, capacity=self._chunk, logit_capacity=self._chunk
+            self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self._mixture = self._open_experts(artifact, experts, recorder)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
@@ -86,6 +104,32 @@ class Engine:
 
     def close(self) -> None:
         self._runner.close()
+        if self._mixture is not None:
+            self._mixture.stream.close()
+
+    @property
+    def experts(self) -> ExpertStream | None:
+        """The stream of experts; None for a dense model."""
+        return None if self._mixture is None else self._mixture.stream
+
+    def _open_experts(
+        self, artifact: Artifact, options: StreamOptions | None, recorder: RouteRecorder | None
+    ) -> Mixture | None:
+        records = artifact.records
+        if not records:
+            return None
+        if options is None:
+            total = sum(r.num_experts for r in records)
+            options = StreamOptions(slots=total, max_slots=total)
+        stream = ExpertStream(
+            records,
+            self.config.num_layers,
+            records[0].num_experts,
+            options,
+            native=None if self.backend.name == "reference" else native_module(),
+            recorder=recorder,
+        )
+        return Mixture(self._program, self._runner, stream)
 
     @property
     def shape(self) -> ModelShape:
@@ -103,7 +147,11 @@ class Engine:
             item.sequence.reserve(len(item.tokens))
         batch = _batch(work)
         self._check(batch)
-        self._runner.run(0, len(self._program.ops), batch, self._cache)
+        if self._mixture is None:
+            self._runner.run(0, len(self._program.ops), batch, self._cache)
+        else:
+            last = not any(item.more for item in work)
+            self._mixture.run(batch, self._cache, admit=last)
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
@@ -112,8 +160,8 @@ class Engine:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
         if not tokens:
             raise InputError("there are no tokens to read")
-        for at in range(0, len(tokens), self._chunk):
-            logits = self.forward([Work(sequence, tokens[at : at + self._chunk])])
+        for part, more in self._chunks(tokens):
+            logits = self.forward([Work(sequence, part, more=more)])
         last: NDArray[np.int32] = logits[0]
         return last
 
@@ -122,13 +170,19 @@ class Engine:
         self._fits(len(tokens))
         sequence = self.new_sequence()
         try:
+            step = self._logit_rows
             parts = [
-                self.forward([Work(sequence, tokens[at : at + self._chunk], True)]).copy()
-                for at in range(0, len(tokens), self._chunk)
+                self.forward([Work(sequence, tokens[at : at + step], True)]).copy()
+                for at in range(0, len(tokens), step)
             ]
         finally:
             sequence.release()
         return np.concatenate(parts)
+
+    def _chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
+        """Tokens in passes, each with whether more follow."""
+        for at in range(0, len(tokens), self._chunk):
+            yield tokens[at : at + self._chunk], at + self._chunk < len(tokens)
 
     def kv_bytes(self, sequence: Sequence) -> bytes:
         """Every byte that the cache holds of a sequence's whole tiles' positions, for comparison."""
@@ -175,6 +229,8 @@ class Engine:
     def _check(self, batch: Batch) -> None:
         if len(batch.tokens) > self._chunk:
             raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {self._chunk}")
+        if len(batch.logit_rows) > self._logit_rows:
+            raise InputError(f"{len(batch.logit_rows)} rows of logits, room for {self._logit_rows}")
         self._known(int(batch.tokens.min()), int(batch.tokens.max()))
 
     def _known(self, low: int, high: int) -> None:
@@ -260,11 +316,10 @@ class _Generation:
 
     def _next(self, sequence: Sequence, unread: list[int]) -> Token | None:
         """Read what is unread, in chunks that a cancellation can stop, and pick."""
-        chunk = self._engine._chunk
-        for at in range(0, len(unread), chunk):
-            if at and self._cancel():
+        for number, (part, more) in enumerate(self._engine._chunks(unread)):
+            if number and self._cancel():
                 return None
-            logits = self._engine.forward([Work(sequence, unread[at : at + chunk])])[0]
+            logits = self._engine.forward([Work(sequence, part, more=more)])[0]
         self._hash.update(logits.data)
         token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
         self._count += 1

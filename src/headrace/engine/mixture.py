@@ -14,7 +14,9 @@ from headrace.experts.stream import ExpertStream
 from headrace.experts.sweep import hottest
 from headrace.kernels import program as p
 
-SWEEP_ROWS = 32  # passes of more rows sweep: they use most experts, and would flush what decode uses
+SWEEP_ROWS = (
+    32  # passes of more rows sweep: they use most experts, and would flush what decode uses
+)
 
 
 class Mixture:
@@ -50,13 +52,20 @@ class Mixture:
         assert isinstance(route, p.Route)
         chosen = self._runner.routes()
         wanted = np.unique(chosen)
-        if len(chosen) > SWEEP_ROWS or len(wanted) > self.stream.capacity:
-            self.stream.record(route.layer, batch.positions, chosen)
+        if self._sweeps(len(chosen), len(wanted)):
+            if self.stream.recorder is not None:
+                self.stream.recorder.add(route.layer, batch.positions, chosen)
             return self._sweep(route, at, batch, cache, admit)
         self.stream.supply(route.layer, chosen, batch.positions)
         if route.ahead is not None and len(guess := self._runner.forecast()):
             self.stream.prefetch(route.ahead.layer, guess.T.ravel().tolist())
         return at
+
+    def _sweeps(self, rows: int, wanted: int) -> bool:
+        """Whether the pool cannot, or should not, take what a pass needs. A pool for all experts always takes it."""
+        if self.stream.capacity >= len(self._experts) * self.stream.slots.table.shape[1]:
+            return False
+        return rows > SWEEP_ROWS or wanted > self.stream.capacity
 
     def _sweep(
         self, route: p.Route, at: int, batch: p.Batch, cache: NDArray[np.uint8], admit: bool

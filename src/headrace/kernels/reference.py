@@ -274,7 +274,8 @@ class ReferenceRunner:
         for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
             wide = self._count("project", ops.project(self._active[row], gate_up, f))
             inner = self._silu(wide, self._shape.expert_rows)
-            self._outputs[row, expert] = self._count("project", ops.project(inner, down, f))
+            out = ops.project(inner, down, f - numbers.EXPERT_HEADROOM)
+            self._outputs[row, expert] = self._count("project", out)
 
     def _mix(self) -> None:
         rows = self._rows_of(p.Buffer.X)
