@@ -1,30 +1,34 @@
 """The native backend: hands a program to the C++ runner, which walks it without Python.
 
+Can be imported only where the native module was built; `select` asks.
+
 Knows the module `_native` and the arrays that it borrows; keeps them alive for as long as the runner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith import numbers
+from headrace.kernels import _native
 from headrace.kernels import program as p
+
+I16 = NDArray[np.int16]
+I32 = NDArray[np.int32]
 
 
 class NativeBackend:
     """One instruction set of the native module."""
 
-    def __init__(self, module: Any, tier: str, threads: int) -> None:
+    def __init__(self, tier: str, threads: int) -> None:
         self.name = tier
         self.threads = threads
-        self._module = module
 
     def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> NativeRunner:
-        return NativeRunner(self, self._module, program, capacity, logit_capacity)
+        return NativeRunner(self, program, capacity, logit_capacity)
 
 
 class NativeRunner:
@@ -33,7 +37,6 @@ class NativeRunner:
     def __init__(
         self,
         backend: NativeBackend,
-        module: Any,
         program: p.Program,
         capacity: int,
         logit_capacity: int,
@@ -43,7 +46,7 @@ class NativeRunner:
         self._program = program  # owns the arrays that the runner borrows
         sizes = [s.hidden, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim]
         sizes += [s.ffn_rows, s.ffn_width, s.vocab, s.fraction_bits]
-        self._runner = module.Runner(
+        self._runner: _native.Runner | None = _native.Runner(
             backend.name,
             backend.threads,
             sizes,
@@ -58,7 +61,7 @@ class NativeRunner:
             self._add(op)
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
-        self._runner.run(
+        self._open.run(
             begin,
             end,
             batch.tokens,
@@ -70,24 +73,28 @@ class NativeRunner:
         )
 
     def logits(self, rows: int) -> NDArray[np.int32]:
-        view: NDArray[np.int32] = self._runner.logits()
-        return view[:rows]
+        return self._open.logits()[:rows]
 
     def saturations(self) -> Mapping[str, int]:
-        return dict(zip(p.SITES, self._runner.clipped(), strict=True))
+        return dict(zip(p.SITES, self._open.clipped(), strict=True))
 
     def close(self) -> None:
         self._runner = None
 
+    @property
+    def _open(self) -> _native.Runner:
+        assert self._runner is not None, "the runner is closed"
+        return self._runner
+
     def _add(self, op: p.Op) -> None:
-        runner = self._runner
+        runner = self._open
         match op:
             case p.Embed(weight):
-                runner.embed(**_weight(weight))
+                runner.embed(*_weight(weight))
             case p.Norm(gain):
                 runner.norm(gain.values, gain.exponent, gain.eps)
             case p.Project(weight, target, bias, residual):
-                runner.project(**_weight(weight), target=int(target), bias=bias, residual=residual)
+                runner.project(*_weight(weight), int(target), bias, residual)
             case p.HeadNorm(gain, first, count):
                 runner.head_norm(gain.values, gain.exponent, gain.eps, first, count)
             case p.Land(layer):
@@ -102,6 +109,7 @@ class NativeRunner:
                 runner.select()
 
 
-def _weight(weight: p.PackedWeight) -> dict[str, Any]:
-    names = ("codes", "scales", "mins", "row", "n", "k", "bits", "group")
-    return {name: getattr(weight, name) for name in names}
+def _weight(
+    w: p.PackedWeight,
+) -> tuple[NDArray[np.uint8], I16, I16 | None, I32, int, int, int, int]:
+    return w.codes, w.scales, w.mins, w.row, w.n, w.k, w.bits, w.group
