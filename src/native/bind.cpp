@@ -410,8 +410,8 @@ void bind_runner(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.def("tiers", &tiers);
   bind_runner(m);
-  m.def("draw", &draw_token<int32_t>);
-  m.def("draw", &draw_token<int64_t>);
+  m.def("draw_i32", &draw_token<int32_t>);
+  m.def("draw_i64", &draw_token<int64_t>);
   bind_lanes(m);
   m.def("op_quantize", &op_quantize);
   m.def("op_quantize_i32", &op_quantize_i32);
