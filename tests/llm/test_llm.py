@@ -215,6 +215,6 @@ def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
         llm.generate("x", temperature=float("nan"))
     with pytest.raises(FileError, match="no such file"):
         LLM(tmp_path / "nothing")
-    with pytest.raises(InputError, match="memory_gb"):
+    with pytest.raises(InputError, match="the budget is"):
         LLM(path, memory_gb=0.0001)
     assert llm.generate("x", seed=1, max_tokens=1).stats.new_tokens == 1

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.artifact.manifest import Manifest
+from headrace.artifact.records import layer_layout
 from headrace.engine.engine import Engine
 from headrace.errors import FileError, UnsupportedError
 from headrace.kernels.program import PAGE_TOKENS
-from headrace.memory.facts import expert_entries, model_facts, plan_model
+from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan
 from memory.model import MACHINE
@@ -55,38 +55,32 @@ def _mixture(manifest: Manifest) -> Manifest:
         for layer in (0, 1)
         for part in ("gate_up", "down")
     }
-    config = {**manifest.config, "num_experts": 8, "top_k": 2}
+    mixture = {"num_experts": 8, "top_k": 2, "ffn_size": 32, "normalise": True}
+    config = {**manifest.config, "experts": mixture}
     return replace(manifest, tensors={**manifest.tensors, **experts}, config=config)
 
 
 def test_a_mixture_takes_its_largest_record(artifact: Artifact) -> None:
-    def record_bytes(entries: Mapping[str, Mapping[str, Any]]) -> int:
-        assert set(entries) == {"gate_up", "down"}
-        return sum(entry["shape"][0] * 100 for entry in entries.values())
-
-    facts = model_facts(_mixture(artifact.manifest), threads=2, record_bytes=record_bytes)
+    manifest = _mixture(artifact.manifest)
+    facts = model_facts(manifest, threads=2)
     assert (facts.num_moe_layers, facts.num_experts, facts.top_k) == (2, 8, 2)
-    assert facts.expert_slot_bytes == 2 * 128 * 100
+    assert facts.expert_slot_bytes == layer_layout(manifest, 1).nbytes
+    assert facts.expert_slot_bytes > layer_layout(manifest, 0).nbytes
     assert facts.num_slots == 16
+    dense = model_facts(artifact.manifest, threads=2).workspace
+    assert facts.workspace.per_row > dense.per_row
 
 
 def test_a_mixture_without_its_figures_is_refused(artifact: Artifact) -> None:
     manifest = _mixture(artifact.manifest)
-    with pytest.raises(FileError, match="record"):
-        model_facts(manifest, threads=2)
+    tensors = {k: v for k, v in manifest.tensors.items() if k != "layers.1.experts.down"}
+    with pytest.raises(FileError, match=r"layers\.1\.experts\.down"):
+        model_facts(replace(manifest, tensors=tensors), threads=2)
     for key in ("num_experts", "top_k"):
-        odd = replace(manifest, config={**manifest.config, key: 0})
+        mixture = {**manifest.config["experts"], key: 0}
+        odd = replace(manifest, config={**manifest.config, "experts": mixture})
         with pytest.raises(FileError, match=key):
-            model_facts(odd, threads=2, record_bytes=lambda entries: 4096)
-
-
-def test_expert_entries_by_layer() -> None:
-    entry = {"format": "q4", "shape": [16, 32], "group": 32}
-    names = ["layers.3.experts.down", "layers.3.gate_up", "layers.11.experts.gate_up", "experts.1"]
-    assert expert_entries(dict.fromkeys(names, entry)) == {
-        3: {"down": entry},
-        11: {"gate_up": entry},
-    }
+            model_facts(odd, threads=2)
 
 
 @pytest.mark.parametrize("key", ["context", "num_layers", "head_dim", "ffn_size", "vocab_size"])

@@ -55,7 +55,8 @@ def test_the_ledger_is_exact_and_inside_the_target(
     assert all(nbytes >= 0 for nbytes in made.ledger.rows().values())
     assert made.ledger.committed <= made.target_bytes
     assert made.ledger.pool == made.pool_slots * model.expert_slot_bytes
-    assert made.ledger.lookahead == made.lookahead_slots * model.expert_slot_bytes
+    beside = made.lookahead_slots + made.sweep_slots
+    assert made.ledger.lookahead == beside * model.expert_slot_bytes
     assert made.pool_slots >= model.top_k
     assert made.resident or made.lookahead_slots > model.top_k
     assert made.pool_slots <= model.num_slots

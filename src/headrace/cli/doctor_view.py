@@ -85,7 +85,7 @@ def _show_plan(console: Console, report: Report, plan: Plan) -> None:
         console.print(
             Text(
                 f"{'':<11}{plan.pool_slots:,} of {plan.num_experts:,} experts in memory"
-                f" ({share:.0f} %), {plan.lookahead_slots} slots for lookahead"
+                f" ({share:.0f} %), {plan.lookahead_slots} slots for lookahead, {plan.sweep_slots} for sweeps"
             )
         )
     console.print(_ledger(plan.ledger, console.encoding))

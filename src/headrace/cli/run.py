@@ -15,8 +15,10 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
+from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.errors import InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
+from headrace.memory.inputs import PlanOptions
 from headrace.values import GenerationStats, SamplingParams
 
 Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
@@ -93,7 +95,8 @@ def run(
     sampling: SamplingFlags = NO_FLAGS,
     threads: int | None = None,
     kernels: str | None = None,
-    max_context: int | None = None,
+    memory: MemoryOptions = DEFAULT_MEMORY,
+    trace_routes: Path | None = None,
     stats_json: Path | None = None,
     digest: Flag = False,
 ) -> int:
@@ -117,8 +120,8 @@ def run(
         Threads of the kernels; every usable processor if not set.
     kernels
         Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
-    max_context
-        Tokens of prompt and answer to make room for; the model's own limit if not given.
+    trace_routes
+        Write the experts that every position of every layer chose to this file (models with experts).
     stats_json
         Also write the statistics to this file as JSON; needs a prompt.
     digest
@@ -132,7 +135,10 @@ def run(
         raise InputError(
             "--raw, --digest and --stats-json need a prompt", hint="give --prompt, or pipe one in"
         )
-    with loaded(model, threads=threads, kernels=kernels, max_context=max_context) as (llm, facts):
+    options = memory.options()
+    with loaded(
+        model, threads=threads, kernels=kernels, memory=options, trace_routes=trace_routes
+    ) as (llm, facts):
         if text is None:
             return _chat(llm, facts, system, params)
         ids = llm.prompt_ids(text, system=system, raw=raw)
@@ -164,13 +170,20 @@ def _prompt(given: str | None, raw: bool) -> str | bytes | None:
 
 @contextmanager
 def loaded(
-    model: str, *, threads: int | None, kernels: str | None, max_context: int | None
+    model: str,
+    *,
+    threads: int | None,
+    kernels: str | None,
+    memory: PlanOptions,
+    trace_routes: Path | None = None,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
     start = time.perf_counter()
-    with LLM(path, threads=threads, kernels=kernels, max_context=max_context) as llm:
+    with LLM(
+        path, threads=threads, kernels=kernels, memory=memory, trace_routes=trace_routes
+    ) as llm:
         backend = llm.engine.backend
         yield (
             llm,

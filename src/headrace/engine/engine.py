@@ -11,12 +11,14 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PagePool, pages_for
@@ -24,8 +26,8 @@ from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
-from headrace.experts.trace import RouteRecorder
-from headrace.kernels.program import Batch, ModelShape
+from headrace.experts.trace import RouteHeader, RouteRecorder
+from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
@@ -33,7 +35,6 @@ from headrace.models.families import family
 from headrace.values import FinishReason, GenerationStats, SamplingParams, Token
 
 DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
-LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked for
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Engine:
         chunk: int = DEFAULT_CHUNK,
         logit_rows: int = LOGIT_ROWS,
         experts: StreamOptions | None = None,
-        recorder: RouteRecorder | None = None,
+        trace_routes: Path | None = None,
     ) -> None:
         """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
-        in memory (None: all of them). Raises InputError."""
+        in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
         self.config = DenseConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
@@ -79,13 +80,14 @@ class Engine:
             self.fraction_bits,
             {r.layer: r.layout for r in artifact.records},
         )
+        self._program = _within(self._program, self.context)
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
         self._logit_rows = min(logit_rows, self._chunk)
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
-        self._mixture = self._open_experts(artifact, experts, recorder)
+        self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
@@ -113,18 +115,24 @@ class Engine:
         return None if self._mixture is None else self._mixture.stream
 
     def _open_experts(
-        self, artifact: Artifact, options: StreamOptions | None, recorder: RouteRecorder | None
+        self, artifact: Artifact, options: StreamOptions | None, trace_routes: Path | None
     ) -> Mixture | None:
         records = artifact.records
         if not records:
+            if trace_routes is not None:
+                raise InputError("there are no routes to trace: the model has no experts")
             return None
         if options is None:
             total = sum(r.num_experts for r in records)
             options = StreamOptions(slots=total, max_slots=total)
+        shape, recorder = self._program.shape, None
+        if trace_routes is not None:
+            header = RouteHeader(shape.num_layers, shape.num_experts, shape.top_k)
+            recorder = RouteRecorder(trace_routes, header)
         stream = ExpertStream(
             records,
-            self.config.num_layers,
-            records[0].num_experts,
+            shape.num_layers,
+            shape.num_experts,
             options,
             native=None if self.backend.name == "reference" else native_module(),
             recorder=recorder,
@@ -341,6 +349,11 @@ class _Generation:
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
         )
+
+
+def _within(program: Program, context: int) -> Program:
+    """The same program with rotary tables, and so with scratch memory, for a shorter context."""
+    return replace(program, rope_high=program.rope_high[: -(-context // ROPE_LOW)])
 
 
 def _aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from headrace.memory.inputs import GB
 
 @dataclass(frozen=True)
 class Ledger:
-    """Where every byte of the budget goes. `lookahead` and `pool` are the slots of experts."""
+    """Where every byte of the budget goes. `lookahead` (with the sweep) and `pool` are slots of experts."""
 
     base: int
     dense: int
@@ -56,7 +56,7 @@ class Candidate:
 class Plan:
     """One way to run a model on a machine: the same value for `doctor`, which shows it, and for loading.
 
-    pool_slots hold experts of all layers; lookahead_slots take forecasts and the sweep of a prefill.
+    pool_slots hold experts of all layers, lookahead_slots forecasts, sweep_slots those that a prefill passes through.
     source: the option that decided. adaptive: whether a governor may resize the pool below pool_slots.
     limit_bytes: the ceiling that the user set for it, if any.
     """
@@ -70,6 +70,7 @@ class Plan:
     pool_slots: int
     min_pool_slots: int
     lookahead_slots: int
+    sweep_slots: int
     slot_bytes: int
     num_experts: int  # of all layers
     candidates: tuple[Candidate, ...]

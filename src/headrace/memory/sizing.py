@@ -18,6 +18,7 @@ WINDOW_STEP = 256  # of windows below the base
 CHUNKS = (512, 256, 128, 64, 32, 16)  # rows of a prefill pass
 SWEEP_ROWS = 256  # a pass of this size reads experts once for many tokens: kept before context
 LOOKAHEAD_SPARE = 2  # forecasts beyond top_k, so that one wrong guess evicts no right one
+SWEEP_BYTES = 8_000_000  # of each of the two halves through which a prefill sweeps
 
 
 def margin(target: int) -> int:
@@ -49,6 +50,13 @@ def windows(context: int) -> Iterator[int]:
     yield context
 
 
+def sweep_slots(facts: ModelFacts) -> int:
+    """Slots of a prefill's sweep: two halves, each as many experts as keep a disk busy."""
+    if not facts.num_slots:
+        return 0
+    return 2 * min(facts.num_experts, max(1, SWEEP_BYTES // facts.expert_slot_bytes))
+
+
 @dataclass(frozen=True)
 class Fit:
     """A window inside a target: rows of a pass, slots of the pool and of the lookahead."""
@@ -68,6 +76,7 @@ class Sizer:
         self.options = options
         self.base = max(BASE_BYTES, machine.own_bytes) + facts.text_bytes
         self.reserve = facts.top_k + LOOKAHEAD_SPARE if facts.num_slots else 0
+        self.sweep = sweep_slots(facts)
         self.min_slots = min(facts.num_slots, facts.top_k + self.reserve)
 
     @property
@@ -85,7 +94,7 @@ class Sizer:
             "kv": kv,
             "workspace": facts.workspace.nbytes(fit.rows, fit.window),
             "retained": kv * self.options.retained_contexts,
-            "lookahead": fit.lookahead * slot,
+            "lookahead": (fit.lookahead + self.sweep) * slot,
             "pool": fit.pool * slot,
         }
         return Ledger(**parts, headroom=target - sum(parts.values()))
@@ -147,6 +156,7 @@ class Sizer:
             pool_slots=fit.pool,
             min_pool_slots=min(fit.pool, self.facts.top_k),
             lookahead_slots=fit.lookahead,
+            sweep_slots=self.sweep,
             slot_bytes=self.facts.expert_slot_bytes,
             num_experts=self.facts.num_slots,
             candidates=candidates,

@@ -39,6 +39,26 @@ def build_program(
     return _Builder(config, formats, tensors, fraction_bits, layouts or {}).program()
 
 
+def model_shape(c: DenseConfig, fraction_bits: int) -> p.ModelShape:
+    """The sizes of a configuration."""
+    widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
+    return p.ModelShape(
+        hidden=c.hidden_size,
+        num_layers=c.num_layers,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        ffn_rows=padded_rows(widest),
+        ffn_width=padded_width(widest),
+        vocab=c.vocab_size,
+        fraction_bits=fraction_bits,
+        num_experts=c.experts.num_experts if c.experts else 0,
+        top_k=c.experts.top_k if c.experts else 0,
+        expert_rows=c.experts.ffn_rows if c.experts else 0,
+        expert_width=c.experts.ffn_width if c.experts else 0,
+    )
+
+
 def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeight:
     """One packed weight of an artifact, its arrays borrowed."""
     entry = formats[name]
@@ -92,26 +112,8 @@ class _Builder:
         marks.append(len(ops))
         ops += [p.Select(), p.Norm(self._gain("norm", c.hidden_size))]
         ops += [p.Project(head, p.Buffer.LOGITS)]
-        return p.Program(tuple(ops), self.shape(), *self._tables(), tuple(marks))
-
-    def shape(self) -> p.ModelShape:
-        c = self._config
-        widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
-        return p.ModelShape(
-            hidden=c.hidden_size,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            ffn_rows=padded_rows(widest),
-            ffn_width=padded_width(widest),
-            vocab=c.vocab_size,
-            fraction_bits=self._fraction_bits,
-            num_experts=c.experts.num_experts if c.experts else 0,
-            top_k=c.experts.top_k if c.experts else 0,
-            expert_rows=c.experts.ffn_rows if c.experts else 0,
-            expert_width=c.experts.ffn_width if c.experts else 0,
-        )
+        shape = model_shape(c, self._fraction_bits)
+        return p.Program(tuple(ops), shape, *self._tables(), tuple(marks))
 
     def _layer(self, layer: int) -> list[p.Op]:
         experts = self._config.experts
