@@ -49,7 +49,7 @@ int round_of(Lanes& lanes, uint8_t* memory, uint8_t* state, int fd, std::mt19937
       expected[slot] = first + i;
       slots.push_back(slot);
     }
-    lanes.submit(fd, first * kRecord, kRecord, slots, true, rng() % 2 == 0);
+    lanes.submit(fd, kRecord, {{first * kRecord, slots}}, true, rng() % 2 == 0);
   }
   const int cancelled = int(rng() % kSlots);
   const bool gone = lanes.cancel(cancelled);
@@ -87,11 +87,12 @@ int main(int argc, char** argv) {
     for (int i = 0; i < rounds; ++i) wrong += round_of(lanes, memory, state.data(), fd, rng);
     std::vector<int> all;
     for (int slot = 0; slot < kSlots; ++slot) state[slot] = kReading, all.push_back(slot);
-    lanes.submit(fd, 0, kRecord, all, false, true);  // closed while it is read
+    lanes.submit(fd, kRecord, {{0, all}}, false, true);  // closed while it is read
   }
   for (uint8_t s : state) wrong += s != kReady && s != kFailed;
   close(fd);
   unlink(argv[3]);
+  std::free(memory);
   std::printf("%d lanes, %d rounds: %d wrong\n", num_lanes, rounds, wrong);
   return wrong == 0 ? 0 : 1;
 }
