@@ -20,6 +20,7 @@ SHIM = r"""
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ SHIM = r"""
 
 /* preadv, and preadv2, which Python calls: fail with EIO for reads that touch byte SHIM_OFFSET, SHIM_TIMES times;
    never say that they read more than SHIM_MOST bytes, and are interrupted every second time then;
+   fail with EINVAL for O_DIRECT with SHIM_NO_DIRECT 2, and so does open with 1;
    with SHIM_GATE, wait for that file to appear before reads that touch byte SHIM_OFFSET; log offsets to SHIM_LOG. */
 static atomic_int failed, calls;
 static long number(const char* name, long otherwise) {
@@ -48,6 +50,7 @@ static ssize_t shim(int fd, const struct iovec* v, int n, off_t at) {
     if (write(file, line, snprintf(line, sizeof line, "%ld\n", (long)at)) < 0) abort();
     close(file);
   }
+  if (number("SHIM_NO_DIRECT", 0) == 2 && fcntl(fd, F_GETFL) & O_DIRECT) { errno = EINVAL; return -1; }
   if (at <= offset && offset < at + size) {
     while (gate && access(gate, F_OK)) usleep(1000);
     if (atomic_fetch_add(&failed, 1) < times) {
@@ -60,6 +63,20 @@ static ssize_t shim(int fd, const struct iovec* v, int n, off_t at) {
     return got > most ? most : got;
   }
   return real(fd, v, n, at);
+}
+static int shim_open(const char* path, int flags, int mode) {
+  if (number("SHIM_NO_DIRECT", 0) == 1 && flags & O_DIRECT) { errno = EINVAL; return -1; }
+  return openat(AT_FDCWD, path, flags, mode);
+}
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  return shim_open(path, flags, flags & O_CREAT ? va_arg(more, int) : 0);
+}
+int open64(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  return shim_open(path, flags, flags & O_CREAT ? va_arg(more, int) : 0);
 }
 ssize_t preadv(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
 ssize_t preadv64(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }

@@ -161,7 +161,8 @@ out = []
 for expert, slot in placed:
     state = store.lanes.wait(slot)
     whole = np.array_equal(pool.slots.memory[slot], painted(2, expert, SIZES[2]))
-    out.append([state, whole, *store.lanes.failure(slot), store.error(2, expert, slot).message])
+    reason = store.error(2, expert, slot).message
+    out.append([state, whole, *store.lanes.failure(slot), reason, store.direct])
 print(json.dumps(out))
 store.close()
 """
@@ -201,7 +202,7 @@ def driven(
 ) -> list[list[Any]]:
     """What a driver prints of a store whose reads the shim disturbs.
 
-    By default: state, contents, errno, offset and message of two experts.
+    By default: state, contents, errno, offset, message and whether reads are direct, of two experts.
     """
     given = {f"SHIM_{name.upper()}": str(value) for name, value in environment.items()}
     paths = os.pathsep.join(sys.path)
@@ -242,6 +243,15 @@ def test_short_and_interrupted_reads_go_on(
         assert [one[:2] for one in done] == [[READY, True], [READY, True]]
     else:  # a disk that never gives a whole block
         assert [one[0] for one in done] == [FAILED, FAILED]
+
+
+@pytest.mark.parametrize(("refuses", "direct"), [(0, True), (1, False), (2, False)])
+def test_where_direct_reads_are_refused_files_are_read_plainly(
+    tmp_path: Path, native: Any, shim: Path, refuses: int, direct: bool
+) -> None:
+    """Some file systems refuse to open, some to read."""
+    done = driven(tmp_path, native, shim, no_direct=refuses)
+    assert [(one[0], one[1], one[5]) for one in done] == [(READY, True, direct)] * 2
 
 
 def test_what_is_needed_goes_before_what_is_foretold(

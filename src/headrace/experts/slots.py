@@ -159,19 +159,18 @@ class SlotPool:
         """Turn the hand over the slots that `may` be taken: a used one is spared once and loses its bit."""
         victims: list[int] = []
         for _ in range(2):  # after one round nothing is used any more
-            order = np.roll(np.arange(self.max_slots), -self._hand)
-            order = order[may[order]]
+            order = np.flatnonzero(may)
+            behind = np.searchsorted(order, self._hand)
+            order = np.concatenate([order[behind:], order[:behind]])
             unused = np.flatnonzero(self.slots.used[order] == 0)[: count - len(victims)]
+            done = len(victims) + len(unused) == count
             taken = order[unused]
-            done = len(victims) + len(taken) == count
-            passed = (
-                order[: unused[-1] + 1] if done and len(unused) else order[: 0 if done else None]
-            )
-            self.slots.used[passed] = 0
-            may[taken] = False
             victims += taken.tolist()
             if done:
+                self.slots.used[order[: unused[-1]] if len(unused) else []] = 0
                 break
+            self.slots.used[order] = 0
+            may[taken] = False
         if victims:
             self._hand = (victims[-1] + 1) % self.max_slots
         return victims
