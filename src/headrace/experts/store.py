@@ -19,7 +19,7 @@ from headrace.errors import ExpertReadError, FileError
 from headrace.experts.lanes import open_lanes
 from headrace.kernels.program import ExpertSlots
 
-NUM_LANES = 8
+NUM_LANES = 4
 PIECE_BYTES = 1 << 20
 
 
