@@ -33,14 +33,18 @@ void make(Lanes* self, Memory memory, States state, int num_lanes, int64_t piece
                    retries);
 }
 
-void submit(Lanes& lanes, int fd, int64_t offset, int64_t nbytes, const std::vector<int>& slots, bool drop,
+void submit(Lanes& lanes, int fd, int64_t nbytes, const std::vector<std::tuple<int64_t, std::vector<int>>>& runs, bool drop,
             bool prefetch) {
-  require(offset >= 0 && nbytes > 0 && nbytes <= lanes.slot_bytes(), "a record does not fit a slot");
-  for (int slot : slots) {
-    require_slot(lanes, slot);
-    require(lanes.state(slot) == kReading, "a slot to read into is not marked as such");
+  std::vector<Lanes::Run> checked;
+  for (const auto& [offset, slots] : runs) {
+    require(offset >= 0 && nbytes > 0 && nbytes <= lanes.slot_bytes(), "a record does not fit a slot");
+    for (int slot : slots) {
+      require_slot(lanes, slot);
+      require(lanes.state(slot) == kReading, "a slot to read into is not marked as such");
+    }
+    checked.push_back({offset, slots});
   }
-  lanes.submit(fd, offset, nbytes, slots, drop, prefetch);
+  lanes.submit(fd, nbytes, checked, drop, prefetch);
 }
 
 std::tuple<int, int64_t> failure(const Lanes& lanes, int slot) {

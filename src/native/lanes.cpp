@@ -23,40 +23,51 @@ Lanes::Lanes(uint8_t* memory, uint8_t* state, int num_slots, int64_t slot_bytes,
 
 Lanes::~Lanes() { close(); }
 
-void Lanes::submit(int fd, int64_t offset, int64_t nbytes, const std::vector<int>& slots, bool drop, bool prefetch) {
+void Lanes::submit(int fd, int64_t nbytes, const std::vector<Run>& runs, bool drop, bool prefetch) {
+  int wake;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      if (slots_[slots[i]].missing != 0) {
-        while (i > 0) slots_[slots[--i]].missing = 0;
-        throw std::invalid_argument("a slot is being read into already");
-      }
-      slots_[slots[i]] = {nbytes, false, {}};
-    }
+    expect(nbytes, runs);
     Queue& queue = prefetch ? prefetch_ : demand_;
-    const int64_t end = nbytes * int64_t(slots.size());
-    for (int64_t at = 0; at < end; at += piece_bytes_) add_piece(queue, fd, offset, nbytes, at, slots, drop);
+    const size_t before = queue.size();
+    for (const Run& run : runs)
+      for (int64_t at = 0; at < nbytes * int64_t(run.slots.size()); at += piece_bytes_)
+        queue.push_back(make_piece(fd, nbytes, run, at, drop));
     if (stop_) {
       for (const Piece& piece : queue) finish(piece, {ECANCELED, piece.offset});
       queue.clear();
     }
+    wake = std::min(idle_, int(queue.size() - std::min(before, queue.size())));
   }
-  work_.notify_all();
+  for (int i = 0; i < wake; ++i) work_.notify_one();
 }
 
-// The piece that begins `begin` bytes after `offset`.
-void Lanes::add_piece(Queue& queue, int fd, int64_t offset, int64_t nbytes, int64_t begin, const std::vector<int>& slots,
-                      bool drop) {
-  const int64_t end = std::min(begin + piece_bytes_, nbytes * int64_t(slots.size()));
-  Piece piece{fd, offset + begin, end - begin, {}, {}, drop};
+// Marks the slots as being read into. Throws for one that is already, or that comes twice.
+void Lanes::expect(int64_t nbytes, const std::vector<Run>& runs) {
+  std::vector<int> marked;
+  for (const Run& run : runs)
+    for (int slot : run.slots) {
+      if (slots_[slot].missing != 0) {
+        for (int one : marked) slots_[one].missing = 0;
+        throw std::invalid_argument("a slot is being read into already");
+      }
+      slots_[slot] = {nbytes, false, {}};
+      marked.push_back(slot);
+    }
+}
+
+// The piece that begins `begin` bytes after the run does.
+Lanes::Piece Lanes::make_piece(int fd, int64_t nbytes, const Run& run, int64_t begin, bool drop) const {
+  const int64_t end = std::min(begin + piece_bytes_, nbytes * int64_t(run.slots.size()));
+  Piece piece{fd, run.offset + begin, end - begin, {}, {}, drop};
   for (int64_t at = begin; at < end;) {
-    const int slot = slots[at / nbytes];
+    const int slot = run.slots[at / nbytes];
     const int64_t inside = at % nbytes, count = std::min(nbytes - inside, end - at);
     piece.buffers.push_back({memory_ + slot * slot_bytes_ + inside, size_t(count)});
     piece.parts.push_back({slot, count});
     at += count;
   }
-  queue.push_back(std::move(piece));
+  return piece;
 }
 
 bool Lanes::covers(const Piece& piece, int slot) {
@@ -144,7 +155,9 @@ void Lanes::close() {
 void Lanes::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
+    ++idle_;
     work_.wait(lock, [this] { return stop_ || !demand_.empty() || !prefetch_.empty(); });
+    --idle_;
     if (stop_) return;
     Queue& queue = demand_.empty() ? prefetch_ : demand_;
     const Piece piece = std::move(queue.front());

@@ -36,9 +36,15 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // Reads consecutive records of nbytes from `offset` on, one into each of the slots, which are kReading.
-  // drop: let go of the page cache behind the read. prefetch: lanes take it when nothing else is queued.
-  void submit(int fd, int64_t offset, int64_t nbytes, const std::vector<int>& slots, bool drop, bool prefetch);
+  // Consecutive records of a file from `offset` on, one for each of the slots.
+  struct Run {
+    int64_t offset;
+    std::vector<int> slots;
+  };
+
+  // Reads records of nbytes into slots, which are kReading. drop: let go of the page cache behind the read.
+  // prefetch: lanes take it when nothing else is queued.
+  void submit(int fd, int64_t nbytes, const std::vector<Run>& runs, bool drop, bool prefetch);
 
   // What is queued for this slot is needed: it goes before every prefetch.
   void promote(int slot);
@@ -84,8 +90,8 @@ class Lanes {
   using Queue = std::deque<Piece>;
   using Clock = std::chrono::steady_clock;
 
-  void add_piece(Queue& queue, int fd, int64_t offset, int64_t nbytes, int64_t begin, const std::vector<int>& slots,
-                 bool drop);
+  void expect(int64_t nbytes, const std::vector<Run>& runs);
+  Piece make_piece(int fd, int64_t nbytes, const Run& run, int64_t begin, bool drop) const;
   void work();
   ReadFailure read(const Piece& piece);
   ReadFailure read_once(const Piece& piece);
@@ -104,6 +110,7 @@ class Lanes {
   Queue demand_, prefetch_;
   std::vector<Slot> slots_;
   int reading_ = 0;  // pieces
+  int idle_ = 0;     // lanes
   int waiting_ = 0;  // threads
   Clock::time_point waiting_since_{};
   int64_t nanoseconds_waited_ = 0;

@@ -19,12 +19,18 @@ SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
-/* preadv and preadv2, which Python calls, fail with SHIM_ERRNO for reads that touch byte
-   SHIM_OFFSET, SHIM_TIMES times (-1: always), and never say that they read more than SHIM_MOST bytes; every second call is interrupted first. */
+/* preadv, and preadv2, which Python calls: fail with EIO for reads that touch byte SHIM_OFFSET, SHIM_TIMES times;
+   never say that they read more than SHIM_MOST bytes, and are interrupted every second time then;
+   fail with EINVAL for O_DIRECT with SHIM_NO_DIRECT 2, and so does open with 1;
+   with SHIM_GATE, wait for that file to appear before reads that touch byte SHIM_OFFSET; log offsets to SHIM_LOG. */
 static atomic_int failed, calls;
 static long number(const char* name, long otherwise) {
   const char* text = getenv(name);
@@ -33,19 +39,44 @@ static long number(const char* name, long otherwise) {
 static ssize_t shim(int fd, const struct iovec* v, int n, off_t at) {
   static ssize_t (*real)(int, const struct iovec*, int, off_t);
   if (!real) real = dlsym(RTLD_NEXT, "preadv");
-  const long offset = number("SHIM_OFFSET", -1), times = number("SHIM_TIMES", -1), most = number("SHIM_MOST", 0);
+  const long offset = number("SHIM_OFFSET", -1), times = number("SHIM_TIMES", 0), most = number("SHIM_MOST", 0);
   long size = 0;
   for (int i = 0; i < n; ++i) size += v[i].iov_len;
   if (most && atomic_fetch_add(&calls, 1) % 2) { errno = EINTR; return -1; }
-  if (at <= offset && offset < at + size && (times < 0 || atomic_fetch_add(&failed, 1) < times)) {
-    errno = number("SHIM_ERRNO", EIO);
-    return -1;
+  const char *gate = getenv("SHIM_GATE"), *log = getenv("SHIM_LOG");
+  if (log) {
+    char line[32];
+    const int file = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (write(file, line, snprintf(line, sizeof line, "%ld\n", (long)at)) < 0) abort();
+    close(file);
+  }
+  if (number("SHIM_NO_DIRECT", 0) == 2 && fcntl(fd, F_GETFL) & O_DIRECT) { errno = EINVAL; return -1; }
+  if (at <= offset && offset < at + size) {
+    while (gate && access(gate, F_OK)) usleep(1000);
+    if (atomic_fetch_add(&failed, 1) < times) {
+      errno = EIO;
+      return -1;
+    }
   }
   if (most && size > most) {
     const ssize_t got = real(fd, v, n, at);
     return got > most ? most : got;
   }
   return real(fd, v, n, at);
+}
+static int shim_open(const char* path, int flags, int mode) {
+  if (number("SHIM_NO_DIRECT", 0) == 1 && flags & O_DIRECT) { errno = EINVAL; return -1; }
+  return openat(AT_FDCWD, path, flags, mode);
+}
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  return shim_open(path, flags, flags & O_CREAT ? va_arg(more, int) : 0);
+}
+int open64(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  return shim_open(path, flags, flags & O_CREAT ? va_arg(more, int) : 0);
 }
 ssize_t preadv(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }
 ssize_t preadv64(int fd, const struct iovec* v, int n, off_t at) { return shim(fd, v, n, at); }

@@ -46,7 +46,7 @@ def submit(
     lanes: Lanes, slots: ExpertSlots, fd: int, expert: int, into: list[int], prefetch: bool = False
 ) -> None:
     slots.state[into] = READING
-    lanes.submit(fd, 2 * BLOCK + expert * RECORD, RECORD, into, False, prefetch)
+    lanes.submit(fd, RECORD, [(2 * BLOCK + expert * RECORD, into)], False, prefetch)
 
 
 def holds(slots: ExpertSlots, slot: int, expert: int) -> bool:
@@ -131,9 +131,9 @@ def test_a_slot_takes_one_read_at_a_time(path: Path, native: Any) -> None:
         submit(lanes, slots, fd, 0, [3])  # the refused one left nothing behind
         assert lanes.wait(3) == READY
         with pytest.raises(ValueError, match="marked"):
-            lanes.submit(fd, 2 * BLOCK, RECORD, [3], False, False)
+            lanes.submit(fd, RECORD, [(2 * BLOCK, [3])], False, False)
         with pytest.raises(ValueError, match="fit"):
-            lanes.submit(fd, 2 * BLOCK, RECORD + 1, [4], False, False)
+            lanes.submit(fd, RECORD + 1, [(2 * BLOCK, [4])], False, False)
 
 
 def test_many_threads_wait_for_one_prefetch(path: Path, native: Any) -> None:

@@ -154,26 +154,41 @@ def test_doomed_experts_go_first_and_count_as_wasted_unless_used() -> None:
     assert pool.slot(1, 0) == a
 
 
-def resident_kb() -> int:
-    text = Path("/proc/self/smaps_rollup").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Rss:")))
+def resident_bytes(pool: SlotPool) -> int:
+    """Memory behind the pool's slots, as the kernel counts it."""
+    first = pool.slots.memory.ctypes.data
+    last, inside, total = first + pool.slots.memory.nbytes, False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head:
+            begin, end = (int(part, 16) for part in head.split("-"))
+            inside = first < end and begin < last
+        elif inside and head == "Rss:":
+            total += int(line.split()[1]) << 10
+    return total
 
 
-def test_closed_slots_hold_no_memory() -> None:
-    size = 1 << 20
-    records = [LayerRecords(0, Path("x"), 0, 64, layout(size))]
-    before = resident_kb()
-    pool = SlotPool(records, 1, 64, 1 << 20, 64)  # a terabyte, reserved
-    assert resident_kb() - before < 32 << 10
-    for slot in fill(pool, 0, list(range(64))):
-        pool.slots.memory[slot] = slot
-    full = resident_kb()
-    assert full - before > 60 << 10
-    pool.slots.used[[3, 5]] = 1
-    assert pool.resize(2) == 2
-    assert full - resident_kb() > 56 << 10
+@pytest.mark.parametrize("size", [BLOCK, 5 * BLOCK, 1280 << 10, 2 << 20])
+def test_closed_slots_hold_no_memory(size: int) -> None:
+    count = max((16 << 20) // size, 8)
+    records = [LayerRecords(0, Path("x"), 0, count, layout(size))]
+    pool = SlotPool(
+        records, 1, count, (1 << 38) // size, count
+    )  # a quarter of a terabyte, reserved
+    assert resident_bytes(pool) == 0
+    for slot in fill(pool, 0, list(range(count))):
+        pool.slots.memory[slot] = slot % 251
+    assert resident_bytes(pool) == count * size
+    for slots in (count // 2, 2):
+        pool.slots.used[[3, 5]] = 1
+        assert pool.resize(slots) == slots
+        assert resident_bytes(pool) == slots * size
     assert {pool.slot(0, 3), pool.slot(0, 5)} == {3, 5}
     assert (pool.slots.memory[5] == 5).all()
+    pool.resize(count)
+    assert resident_bytes(pool) <= count * size
+    pool.slots.memory[:count] = 7
+    assert resident_bytes(pool) == count * size
 
 
 @pytest.mark.parametrize("slots", [-1, MAX_SLOTS + 1])

@@ -18,7 +18,7 @@ from experts.disk import BLOCK, GAP, layout, painted, write
 from headrace.errors import ExpertReadError, FileError
 from headrace.experts.slots import SlotPool
 from headrace.experts.store import ExpertStore
-from headrace.kernels.program import FAILED, READY
+from headrace.kernels.program import EMPTY, FAILED, READING, READY
 
 SIZES, EXPERTS = [3 * BLOCK, 5 * BLOCK, 5 * BLOCK], 8
 SHARED_MEMORY = Path("/dev/shm")
@@ -161,18 +161,56 @@ out = []
 for expert, slot in placed:
     state = store.lanes.wait(slot)
     whole = np.array_equal(pool.slots.memory[slot], painted(2, expert, SIZES[2]))
-    out.append([state, whole, *store.lanes.failure(slot), store.error(2, expert, slot).message])
+    reason = store.error(2, expert, slot).message
+    out.append([state, whole, *store.lanes.failure(slot), reason, store.direct])
 print(json.dumps(out))
 store.close()
 """
 
 
-def driven(folder: Path, native: Any, shim: Path, **environment: int) -> list[list[Any]]:
-    """State, contents, errno, offset and message of two experts whose reads the shim disturbs."""
+# One lane stands at the gate with expert 0 while the others are queued, promoted and cancelled.
+ORDER_DRIVER = """
+import json, sys
+from pathlib import Path
+from experts.disk import GAP
+from experts.test_store import open_store, SIZES
+from headrace.kernels.select import native_module
+
+native = native_module() if sys.argv[2] == "native" else None
+pool, store = open_store(Path(sys.argv[1]), native, num_lanes=1, piece_bytes=2 * 4096)
+lanes, slot = store.lanes, dict(pool.claim(2, list(range(8)), ()))
+store.read(2, [(0, slot[0])])
+while str(GAP) not in Path(sys.argv[3]).read_text().split():
+    pass
+store.read(2, [(e, slot[e]) for e in (1, 2, 3, 4)], prefetch=True)
+store.read(2, [(e, slot[e]) for e in (5, 6)])
+cancelled = [e for e in (0, 2, 6) if lanes.cancel(slot[e])]
+lanes.promote(slot[4])
+states = pool.slots.state[[slot[e] for e in range(8)]].tolist()
+Path(sys.argv[4]).touch()
+lanes.wait(slot[3])
+lanes.drain()
+offsets = [int(line) for line in Path(sys.argv[3]).read_text().split()]
+order = dict.fromkeys((at - GAP) // SIZES[2] for at in offsets if at >= GAP)  # without the probes
+print(json.dumps([cancelled, states, list(order), pool.slots.state.tolist()]))
+store.close()
+"""
+
+
+def driven(
+    folder: Path, native: Any, shim: Path, driver: str = DRIVER, **environment: object
+) -> list[list[Any]]:
+    """What a driver prints of a store whose reads the shim disturbs.
+
+    By default: state, contents, errno, offset, message and whether reads are direct, of two experts.
+    """
     given = {f"SHIM_{name.upper()}": str(value) for name, value in environment.items()}
     paths = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(folder), "python" if native is None else "native"],
+        [
+            *(sys.executable, "-c", driver, str(folder)),
+            *("python" if native is None else "native", str(folder / "log"), str(folder / "gate")),
+        ],
         env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": paths, **given},
         capture_output=True,
         text=True,
@@ -205,3 +243,32 @@ def test_short_and_interrupted_reads_go_on(
         assert [one[:2] for one in done] == [[READY, True], [READY, True]]
     else:  # a disk that never gives a whole block
         assert [one[0] for one in done] == [FAILED, FAILED]
+
+
+@pytest.mark.parametrize(("refuses", "direct"), [(0, True), (1, False), (2, False)])
+def test_where_direct_reads_are_refused_files_are_read_plainly(
+    tmp_path: Path, native: Any, shim: Path, refuses: int, direct: bool
+) -> None:
+    """Some file systems refuse to open, some to read."""
+    done = driven(tmp_path, native, shim, no_direct=refuses)
+    assert [(one[0], one[1], one[5]) for one in done] == [(READY, True, direct)] * 2
+
+
+def test_what_is_needed_goes_before_what_is_foretold(
+    tmp_path: Path, native: Any, shim: Path
+) -> None:
+    at = GAP + 1  # in expert 0 of layer 2
+    cancelled, states, order, after = driven(
+        tmp_path,
+        native,
+        shim,
+        ORDER_DRIVER,
+        offset=at,
+        gate=tmp_path / "gate",
+        log=tmp_path / "log",
+    )
+    assert cancelled == [2, 6]  # a lane was at 0
+    assert states == [READING, READING, EMPTY, READING, READING, READING, EMPTY, READING]
+    assert order[:3] == [0, 5, 4]
+    assert sorted(order) == [0, 1, 3, 4, 5]
+    assert after[:8] == [READY, READY, EMPTY, READY, READY, READY, EMPTY, READING]

@@ -170,6 +170,42 @@ def test_a_guess_is_a_hit_and_counts(tmp_path: Path, native: Any) -> None:
     stream.close()
 
 
+def test_a_wrong_guess_that_is_used_after_all_stays(tmp_path: Path, native: Any) -> None:
+    stream = make_stream(tmp_path, native, slots=3, reserve=1)
+    stream.prefetch(1, [0])
+    stream.wait(1)
+    stream.supply(1, np.array([[4]]))
+    stream.supply(1, np.array([[0]]))
+    use(stream, 1, [0])
+    stream.supply(1, np.array([[5]]))
+    use(stream, 1, [5])
+    stream.supply(1, np.array([[6]]))
+    assert [stream.pool.resident(1, e) for e in (0, 4, 5, 6)] == [True, False, True, True]
+    assert stream.stats.bytes_wasted == 0
+    stream.close()
+
+
+def test_a_guess_that_lost_its_slot_frees_its_reserve(tmp_path: Path, native: Any) -> None:
+    stream = make_stream(tmp_path, native, slots=3, reserve=3)
+    stream.prefetch(2, [0, 1, 2])
+    stream.supply(0, np.array([[3, 4, 5]]))
+    use(stream, 0, [3, 4, 5])
+    stream.end_step()
+    stream.prefetch(3, [6, 7])
+    assert [stream.pool.resident(3, e) for e in (6, 7)] == [True, True]
+    stream.close()
+
+
+def test_a_pool_shrinks_while_it_is_read_into(tmp_path: Path, native: Any) -> None:
+    stream = make_stream(tmp_path, native, reserve=ALL, num_lanes=1, piece_bytes=BLOCK)
+    for layer in range(LAYERS):
+        stream.prefetch(layer, list(range(EXPERTS)))
+    assert stream.resize(2) == 2
+    assert (stream.slots.table >= 0).sum() <= 2
+    assert_pool_whole(stream)
+    stream.close()
+
+
 # ---- sweeps -----------------------------------------------------------------------------------------
 
 
@@ -204,6 +240,22 @@ def test_the_admitted_stay(tmp_path: Path, native: Any) -> None:
         assert len(resident) == min(slots, 3)
         assert set(resident) <= {1, 3, 6}
         assert_pool_whole(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize("admit", [[0, 1, 2], [7, 5]])
+def test_what_is_admitted_takes_no_slot_of_the_same_sweep(
+    tmp_path: Path, native: Any, admit: list[int]
+) -> None:
+    stream = make_stream(tmp_path, native, slots=1, sweep_slots=2)
+    for resident in (None, 5):
+        if resident is not None:
+            stream.supply(1, np.array([[resident]]))
+            stream.end_step()
+        for experts, slots, _ in stream.sweep(1, range(EXPERTS), admit):
+            stream.store.lanes.drain()  # what the next part needs may be anywhere by now
+            assert_whole(stream, 1, experts, slots)
+        assert stream.pool.resident(1, min(admit) if resident is None else resident)
     stream.close()
 
 

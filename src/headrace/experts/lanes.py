@@ -18,14 +18,18 @@ from headrace.kernels.program import EMPTY, FAILED, READING, READY, ExpertSlots
 
 BLOCK = 4096  # reads with O_DIRECT begin at multiples of it
 
+Run = tuple[
+    int, Sequence[int]
+]  # consecutive records of a file: where they begin, one slot for each
+
 
 class Lanes(Protocol):
     """See src/native/lanes.h; every call is safe from any thread."""
 
     def submit(
-        self, fd: int, offset: int, nbytes: int, slots: Sequence[int], drop: bool, prefetch: bool, /
+        self, fd: int, nbytes: int, runs: Sequence[Run], drop: bool, prefetch: bool, /
     ) -> None:
-        """Read consecutive records of `nbytes` from `offset` on, one into each slot, which are READING.
+        """Read records of `nbytes` into slots, which are READING.
 
         drop: let go of the page cache behind the read. prefetch: taken when nothing else is queued.
         """
@@ -106,27 +110,33 @@ class PythonLanes:
             thread.start()
 
     def submit(
-        self, fd: int, offset: int, nbytes: int, slots: Sequence[int], drop: bool, prefetch: bool, /
+        self, fd: int, nbytes: int, runs: Sequence[Run], drop: bool, prefetch: bool, /
     ) -> None:
-        if offset < 0 or not 0 < nbytes <= self._memory.shape[1]:
-            raise ValueError("a record does not fit a slot")
         with self._changed:
-            if len(set(slots)) < len(slots) or any(self._missing[slot] for slot in slots):
-                raise ValueError("a slot is being read into already")
-            if any(not 0 <= s < len(self._state) or self._state[s] != READING for s in slots):
-                raise ValueError("a slot to read into is not marked as such")
-            for slot in slots:
-                self._missing[slot], self._failures[slot] = nbytes, None
-            end = nbytes * len(slots)
-            for begin in range(0, end, self._piece_bytes):
-                stop = min(begin + self._piece_bytes, end)
-                parts = self._parts(begin, stop, nbytes, slots)
-                piece = _Piece(fd, offset + begin, stop - begin, parts, drop)
-                if self._stop:
-                    self._finish(piece, (errno.ECANCELED, piece.offset))
-                else:
-                    (self._prefetch if prefetch else self._demand).append(piece)
+            self._expect(nbytes, runs)
+            for offset, slots in runs:
+                end = nbytes * len(slots)
+                for begin in range(0, end, self._piece_bytes):
+                    stop = min(begin + self._piece_bytes, end)
+                    parts = self._parts(begin, stop, nbytes, slots)
+                    piece = _Piece(fd, offset + begin, stop - begin, parts, drop)
+                    if self._stop:
+                        self._finish(piece, (errno.ECANCELED, piece.offset))
+                    else:
+                        (self._prefetch if prefetch else self._demand).append(piece)
             self._changed.notify_all()
+
+    def _expect(self, nbytes: int, runs: Sequence[Run]) -> None:
+        """Mark the slots as being read into. Raises ValueError for what cannot be."""
+        if not 0 < nbytes <= self._memory.shape[1] or any(offset < 0 for offset, _ in runs):
+            raise ValueError("a record does not fit a slot")
+        slots = [slot for _, run in runs for slot in run]
+        if any(not 0 <= s < len(self._state) or self._state[s] != READING for s in slots):
+            raise ValueError("a slot to read into is not marked as such")
+        if len(set(slots)) < len(slots) or any(self._missing[slot] for slot in slots):
+            raise ValueError("a slot is being read into already")
+        for slot in slots:
+            self._missing[slot], self._failures[slot] = nbytes, None
 
     def _parts(
         self, begin: int, end: int, nbytes: int, slots: Sequence[int]

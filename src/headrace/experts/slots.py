@@ -2,12 +2,16 @@
 
 Eviction is CLOCK over the `used` bits that kernels set. A pool is a set of open slots; the others are closed and
 hold no memory.
+
+Open slots are in huge pages where the system has them: a disk is given larger reads, at half the processor time. Closed
+ones never are, so that no huge page gives memory to a closed slot beside an open one.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +20,8 @@ from headrace.artifact.records import LayerRecords
 from headrace.kernels.program import EMPTY, READING, ExpertSlots
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 
 
 class SlotPool:
@@ -41,9 +47,6 @@ class SlotPool:
         total = max_slots + sweep_slots
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, max(total, 1) * self.slot_bytes, flags=flags)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # A huge page would give memory to closed slots beside open ones.
-            self._map.madvise(mmap.MADV_NOHUGEPAGE)
         memory = np.frombuffer(self._map, np.uint8, total * self.slot_bytes)
         self.slots = ExpertSlots(
             memory=memory.reshape(total, self.slot_bytes),
@@ -56,10 +59,13 @@ class SlotPool:
             max_slots, -1, np.int32
         )  # of the expert in a slot; -1: the slot is free
         self.expert = np.full(max_slots, -1, np.int32)
-        self._open = np.arange(max_slots) < slots
+        self._open = np.zeros(max_slots, bool)
         self._doomed = np.zeros(max_slots, bool)
         self._hand = 0
         self.bytes_wasted = 0  # of doomed experts that were evicted unused
+        self._advise(_NO_HUGE_PAGES, 0, total)
+        self._advise(_HUGE_PAGES, max_slots, sweep_slots)
+        self._open_slots(slots)
 
     @property
     def num_open(self) -> int:
@@ -128,7 +134,7 @@ class SlotPool:
             raise ValueError(f"{slots} slots of at most {self.max_slots}")
         surplus = self.num_open - slots
         if surplus < 0:
-            self._open[np.flatnonzero(~self._open)[:-surplus]] = True
+            self._open_slots(-surplus)
         elif surplus > 0:
             closing = np.flatnonzero(self._open & (self.layer < 0))[::-1][:surplus].tolist()
             victims = self._victims(surplus - len(closing), pinned)
@@ -136,8 +142,23 @@ class SlotPool:
                 self.free(slot)
             for slot in closing + victims:
                 self._open[slot] = False
-                self._map.madvise(mmap.MADV_DONTNEED, slot * self.slot_bytes, self.slot_bytes)
+                self._advise(_NO_HUGE_PAGES, slot, 1)
+                self._advise(mmap.MADV_DONTNEED, slot, 1)
         return self.num_open
+
+    def _open_slots(self, count: int) -> None:
+        """Open the first `count` of the closed slots."""
+        opening = np.flatnonzero(~self._open)[:count]
+        self._open[opening] = True
+        for run in np.split(opening, np.flatnonzero(np.diff(opening) > 1) + 1):
+            if len(run):
+                self._advise(_HUGE_PAGES, int(run[0]), len(run))
+
+    def _advise(self, advice: int | None, first: int, count: int) -> None:
+        """Tell the system about the memory of some slots; what it does not know or cannot do is no fault."""
+        if advice is not None and count:
+            with suppress(OSError):
+                self._map.madvise(advice, first * self.slot_bytes, count * self.slot_bytes)
 
     def _candidates(self, pinned: Collection[int]) -> NDArray[np.bool_]:
         """Slots whose expert may be evicted, bool[max_slots]."""
@@ -159,19 +180,18 @@ class SlotPool:
         """Turn the hand over the slots that `may` be taken: a used one is spared once and loses its bit."""
         victims: list[int] = []
         for _ in range(2):  # after one round nothing is used any more
-            order = np.roll(np.arange(self.max_slots), -self._hand)
-            order = order[may[order]]
+            order = np.flatnonzero(may)
+            behind = np.searchsorted(order, self._hand)
+            order = np.concatenate([order[behind:], order[:behind]])
             unused = np.flatnonzero(self.slots.used[order] == 0)[: count - len(victims)]
+            done = len(victims) + len(unused) == count
             taken = order[unused]
-            done = len(victims) + len(taken) == count
-            passed = (
-                order[: unused[-1] + 1] if done and len(unused) else order[: 0 if done else None]
-            )
-            self.slots.used[passed] = 0
-            may[taken] = False
             victims += taken.tolist()
             if done:
+                self.slots.used[order[: unused[-1]] if len(unused) else []] = 0
                 break
+            self.slots.used[order] = 0
+            may[taken] = False
         if victims:
             self._hand = (victims[-1] + 1) % self.max_slots
         return victims

@@ -19,7 +19,7 @@ from headrace.errors import ExpertReadError, FileError
 from headrace.experts.lanes import open_lanes
 from headrace.kernels.program import ExpertSlots
 
-NUM_LANES = 8
+NUM_LANES = 4
 PIECE_BYTES = 1 << 20
 
 
@@ -71,16 +71,17 @@ class ExpertStore:
         self, layer: int, placed: Sequence[tuple[int, int]], *, prefetch: bool = False
     ) -> None:
         """Begin to read experts into their slots, [(expert, slot)], each as a read of its own."""
-        for expert, slot in placed:
-            self._submit(layer, expert, [slot], prefetch)
+        self._submit(layer, [(expert, [slot]) for expert, slot in placed], prefetch)
 
     def read_runs(self, layer: int, placed: Sequence[tuple[int, int]]) -> None:
         """Like `read` with experts in rising order; neighbours in the file are one read."""
-        begin = 0
-        for i in range(1, len(placed) + 1):
-            if i == len(placed) or placed[i][0] != placed[i - 1][0] + 1:
-                self._submit(layer, placed[begin][0], [slot for _, slot in placed[begin:i]], False)
-                begin = i
+        runs: list[tuple[int, list[int]]] = []
+        for expert, slot in placed:
+            if runs and expert == runs[-1][0] + len(runs[-1][1]):
+                runs[-1][1].append(slot)
+            else:
+                runs.append((expert, [slot]))
+        self._submit(layer, runs, False)
 
     def error(self, layer: int, expert: int, slot: int) -> ExpertReadError:
         """Why this expert could not be read into this slot."""
@@ -95,13 +96,15 @@ class ExpertStore:
         self.lanes.close()
         self._close_files()
 
-    def _submit(self, layer: int, expert: int, slots: list[int], prefetch: bool) -> None:
+    def _submit(self, layer: int, runs: list[tuple[int, list[int]]], prefetch: bool) -> None:
+        """Runs of neighbouring experts: the first one, a slot for each."""
         record = self._records[layer]
-        if not 0 <= expert <= record.num_experts - len(slots):
-            raise ValueError(f"layer {layer} has no expert {expert + len(slots) - 1}")
         file, nbytes = self._files[record.path], record.layout.nbytes
-        at = record.offset + expert * nbytes
-        self.lanes.submit(file.fd, at, nbytes, slots, not file.direct, prefetch)
+        for expert, slots in runs:
+            if not 0 <= expert <= record.num_experts - len(slots):
+                raise ValueError(f"layer {layer} has no expert {expert + len(slots) - 1}")
+        begun = [(record.offset + expert * nbytes, slots) for expert, slots in runs]
+        self.lanes.submit(file.fd, nbytes, begun, not file.direct, prefetch)
 
     def _close_files(self) -> None:
         for file in self._files.values():

@@ -156,13 +156,13 @@ class ExpertStream:
 
     def wait(self, layer: int) -> None:
         """Until nothing of the layer is being read. Raises ExpertReadError as `check` does."""
-        for slot in self._slots_of(layer):
+        for slot in self._slots_of(layer, READING):
             self.store.lanes.wait(slot)
         self.check(layer)
 
     def check(self, layer: int) -> None:
         """Free the slots of the layer whose read failed. Raises ExpertReadError for the first of them."""
-        failed = self._failed(layer)
+        failed = self._slots_of(layer, FAILED)
         errors = [self.store.error(layer, int(self.pool.expert[slot]), slot) for slot in failed]
         self._free_failed(layer)
         if errors:
@@ -280,18 +280,16 @@ class ExpertStream:
 
     # ---- failures ---------------------------------------------------------------------------------
 
-    def _slots_of(self, layer: int) -> list[int]:
-        table = self.slots.table[layer]
-        out: list[int] = table[table >= 0].tolist()
+    def _slots_of(self, layer: int, state: int) -> list[int]:
+        held = self.slots.table[layer]
+        held = held[held >= 0]
+        out: list[int] = held[self.slots.state[held] == state].tolist()
         return out
-
-    def _failed(self, layer: int) -> list[int]:
-        return [slot for slot in self._slots_of(layer) if self.slots.state[slot] == FAILED]
 
     def _free_failed(self, layer: int | None) -> None:
         """Of one layer, or of all."""
         layers = range(len(self.slots.table)) if layer is None else [layer]
-        for slot in [slot for one in layers for slot in self._failed(one)]:
+        for slot in [slot for one in layers for slot in self._slots_of(one, FAILED)]:
             self._forecasts.slots.pop(slot, None)
             self._pinned.discard(slot)
             self.pool.free(slot)
