@@ -10,6 +10,7 @@ import pytest
 
 import tiny
 from headrace.artifact.container import Artifact
+from headrace.artifact.convert import convert
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,3 +46,19 @@ def shared_models() -> Path:
     if not path.is_dir():
         pytest.skip("no folder of shared models (HEADRACE_TEST_MODELS)")
     return path
+
+
+@pytest.fixture(scope="session")
+def smolmoe_source() -> Path:
+    """The small real mixture-of-experts checkpoint; tests that need it are skipped by name without it."""
+    default = ROOT.parent / "shared" / "models" / "smolmoe"
+    path = Path(os.environ.get("HEADRACE_TEST_MOE", str(default)))
+    if not (path / "config.json").is_file():
+        pytest.skip("smolmoe is not there (HEADRACE_TEST_MOE names its directory)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smolmoe(smolmoe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """It as an artifact."""
+    return convert(smolmoe_source, tmp_path_factory.mktemp("smolmoe") / "artifact")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.artifact.sources import ConvertOptions
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = 272  # 256 bytes, the special tokens, and some that no text encodes to
 TEMPLATE = (
@@ -56,21 +58,59 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": False},
     "qwen2": {"model_type": "qwen2", "use_sliding_window": False},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "attention_bias": False},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+        "router_aux_loss_coef": 0.02,
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+        "num_hidden_layers": 3,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "hidden_size": 128,
+        "head_dim": None,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 48,
+        "norm_topk_prob": False,
+        "clip_qkv": None,
+    },
 }
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
-    """config.json of a variant."""
-    return {**BASE, **VARIANTS[name], **changes}
+    """config.json of a variant; None takes a key out."""
+    every = {**BASE, **VARIANTS[name], **changes}
+    return {k: v for k, v in every.items() if v is not None or k in ("sliding_window", "clip_qkv")}
 
 
 def state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Random weights under their Hugging Face names."""
     rng = np.random.default_rng(seed)
     hidden, ffn = settings["hidden_size"], settings["intermediate_size"]
-    dim, heads, kv = (
-        settings[k] for k in ("head_dim", "num_attention_heads", "num_key_value_heads")
-    )
+    heads, kv = (settings[k] for k in ("num_attention_heads", "num_key_value_heads"))
+    dim = settings.get("head_dim", hidden // heads)
+    kind = settings["model_type"]
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -83,15 +123,17 @@ def state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float
         at = f"model.layers.{i}"
         for part, rows in (("q", heads), ("k", kv), ("v", kv)):
             out[f"{at}.self_attn.{part}_proj.weight"] = normal(rows * dim, hidden) * 2
-            if settings["model_type"] == "qwen2":
+            if kind in ("qwen2", "qwen2_moe"):
                 out[f"{at}.self_attn.{part}_proj.bias"] = normal(rows * dim) * 4
-        if settings["model_type"] == "qwen3":
-            out[f"{at}.self_attn.q_norm.weight"] = gain(dim)
-            out[f"{at}.self_attn.k_norm.weight"] = gain(dim)
+        if kind in ("qwen3", "qwen3_moe", "olmoe"):
+            whole = kind == "olmoe"
+            out[f"{at}.self_attn.q_norm.weight"] = gain(heads * dim if whole else dim)
+            out[f"{at}.self_attn.k_norm.weight"] = gain(kv * dim if whole else dim)
         out[f"{at}.self_attn.o_proj.weight"] = normal(hidden, heads * dim)
-        out[f"{at}.mlp.gate_proj.weight"] = normal(ffn, hidden) * 2
-        out[f"{at}.mlp.up_proj.weight"] = normal(ffn, hidden)
-        out[f"{at}.mlp.down_proj.weight"] = normal(hidden, ffn)
+        if kind not in MIXTURES or i in settings.get("mlp_only_layers", ()):
+            out |= _mlp(f"{at}.mlp", ("gate_proj", "up_proj", "down_proj"), hidden, ffn, normal)
+        else:
+            out |= _mixture(at, settings, normal)
         out[f"{at}.input_layernorm.weight"] = gain(hidden)
         out[f"{at}.post_attention_layernorm.weight"] = gain(hidden)
     out["model.norm.weight"] = gain(hidden)
@@ -100,11 +142,41 @@ def state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float
     return out
 
 
+Normal = Callable[..., NDArray[np.float32]]
+
+
+def _mlp(
+    at: str, names: tuple[str, str, str], hidden: int, ffn: int, normal: Normal
+) -> dict[str, NDArray[np.float32]]:
+    gate, up, down = names
+    return {
+        f"{at}.{gate}.weight": normal(ffn, hidden) * 2,
+        f"{at}.{up}.weight": normal(ffn, hidden),
+        f"{at}.{down}.weight": normal(hidden, ffn),
+    }
+
+
+def _mixture(at: str, settings: dict[str, Any], normal: Normal) -> dict[str, NDArray[np.float32]]:
+    """Router, experts (a tensor each) and shared expert of one layer."""
+    hidden, mixtral = settings["hidden_size"], settings["model_type"] == "mixtral"
+    block = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    count = settings.get("num_experts") or settings["num_local_experts"]
+    ffn = settings.get("moe_intermediate_size", settings["intermediate_size"])
+    out = {f"{block}.gate.weight": normal(count, hidden) * 2}
+    for e in range(count):
+        out |= _mlp(f"{block}.experts.{e}", names, hidden, ffn, normal)
+    if shared := settings.get("shared_expert_intermediate_size"):
+        out |= _mlp(f"{block}.shared_expert", names, hidden, shared, normal)
+        out[f"{block}.shared_expert_gate.weight"] = normal(1, hidden) * 2
+    return out
+
+
 def write_tensors(
     path: Path, tensors: dict[str, NDArray[Any]], dtypes: dict[str, str] | None = None
 ) -> None:
     """A safetensors file of float32 (or the named types)."""
-    names = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint16": "BF16"}
+    names = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint16": "BF16", "uint8": "U8"}
     specs = [
         TensorSpec(n, (dtypes or {}).get(n, names[str(a.dtype)]), a.shape)
         for n, a in tensors.items()
