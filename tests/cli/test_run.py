@@ -141,7 +141,10 @@ BAD = {
     "seed": (["--prompt", "x", "--seed", "-1"], "seed is -1"),
     "threads": (["--prompt", "x", "--threads", "0"], "threads is 0"),
     "kernels": (["--prompt", "x", "--kernels", "abacus"], "'abacus' is not known"),
-    "context": (["--prompt", "x", "--max-context", "99999"], "max_context is 99999, the model's own context is 1024"),
+    "context": (
+        ["--prompt", "x", "--max-context", "99999"],
+        "max_context is 99999, the model's own context is 1024",
+    ),
     "too long": (["--prompt", "x" * 2000], "tokens, the context holds 1024"),
     "raw with system": (["--prompt", "x", "--raw", "--system", "y"], "no system message"),
     "unknown flag": (["--prompt", "x", "--tempurature", "1"], "tempurature"),

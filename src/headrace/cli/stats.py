@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SettingError
-from headrace.values import GenerationStats
+from headrace.values import ExpertStats, GenerationStats
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,21 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
         f" {facts.kernels} kernels, {_count(facts.threads, 'thread')}, seed {stats.seed},"
         f" ended by {stats.finish_reason}"
     )
+    if stats.experts is not None:
+        yield _experts(stats.experts)
     clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
     if clipped:
         yield f"saturated values: {', '.join(clipped)}"
     yield f"fingerprint {stats.fingerprint}"
+
+
+def _experts(experts: ExpertStats) -> str:
+    guessed = f", {experts.guessed_right / experts.guessed:.0%} guessed" if experts.guessed else ""
+    return (
+        f"experts: {experts.uses:,} used, {experts.hit_rate:.1%} in memory{guessed};"
+        f" read {experts.bytes_read / 1e6:,.0f} MB ({experts.bytes_wasted / 1e6:,.0f} in vain),"
+        f" waited {experts.seconds_waited:.2f} s"
+    )
 
 
 def _phase(count: int, seconds: float, rate: float) -> str:

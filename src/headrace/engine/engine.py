@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +32,7 @@ from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
 from headrace.models.families import family
-from headrace.values import FinishReason, GenerationStats, SamplingParams, Token
+from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
 
 DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
 
@@ -200,6 +200,10 @@ class Engine:
         """Clipped values since the engine was made, by site."""
         return dict(self._runner.saturations())
 
+    def expert_stats(self) -> ExpertStats | None:
+        """Since the engine was made; None for a dense model."""
+        return None if self._mixture is None else self._mixture.stats()
+
     def generate(
         self,
         prompt: Tokens[int],
@@ -293,6 +297,7 @@ class _Generation:
         self._sampler.observe(prompt)
         self._hash = hashlib.sha256()
         self._before = engine.saturations()
+        self._experts_before = engine.expert_stats()
         self._times = [time.perf_counter()] * 2
         self._count = 0
 
@@ -348,7 +353,15 @@ class _Generation:
             fingerprint=self._hash.hexdigest()[:32],
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
+            experts=_difference(self._engine.expert_stats(), self._experts_before),
         )
+
+
+def _difference(after: ExpertStats | None, before: ExpertStats | None) -> ExpertStats | None:
+    if after is None or before is None:
+        return None
+    then = asdict(before)
+    return ExpertStats(**{name: value - then[name] for name, value in asdict(after).items()})
 
 
 def _within(program: Program, context: int) -> Program:

@@ -13,6 +13,7 @@ from headrace.errors import ExpertReadError
 from headrace.experts.stream import ExpertStream
 from headrace.experts.sweep import hottest
 from headrace.kernels import program as p
+from headrace.values import ExpertStats
 
 SWEEP_ROWS = (
     32  # passes of more rows sweep: they use most experts, and would flush what decode uses
@@ -45,6 +46,19 @@ class Mixture:
             raise
         finally:
             self.stream.end_step()
+
+    def stats(self) -> ExpertStats:
+        """Since the engine was made."""
+        s = self.stream.stats
+        return ExpertStats(
+            uses=self._runner.expert_uses(),
+            misses=s.misses + s.swept,
+            bytes_read=s.bytes_read,
+            bytes_wasted=s.bytes_wasted,
+            seconds_waited=self._runner.seconds_waited() + s.seconds_waited,
+            guessed=s.forecast,
+            guessed_right=s.forecast_right,
+        )
 
     def _serve(self, at: int, batch: p.Batch, cache: NDArray[np.uint8], admit: bool) -> int:
         """Supply the experts of the Route before `at`; returns where the run goes on."""

@@ -125,9 +125,8 @@ class Lanes:
     def submit(
         self,
         fd: int,
-        offset: int,
         nbytes: int,
-        slots: Sequence[int],
+        reads: Sequence[tuple[int, Sequence[int]]],
         drop: bool,
         prefetch: bool,
         /,

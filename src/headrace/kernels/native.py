@@ -110,6 +110,9 @@ class NativeRunner:
     def expert_uses(self) -> int:
         return self._open.expert_uses()
 
+    def seconds_waited(self) -> float:
+        return self._open.waited() * 10**-9
+
     def forecast(self) -> NDArray[np.int32]:
         return self._open.forecast()
 

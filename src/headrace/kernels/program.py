@@ -337,6 +337,9 @@ class Runner(Protocol):
     def expert_uses(self) -> int:
         """How many experts, counted once a layer and pass, were used since the runner was made."""
 
+    def seconds_waited(self) -> float:
+        """Time that kernels waited for experts to be read, of all threads together."""
+
     def forecast(self) -> NDArray[np.int32]:
         """Experts that the last Route guessed for its `ahead` layer, i32[rows, top_k]; no rows without a guess."""
 

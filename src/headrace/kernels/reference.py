@@ -77,6 +77,9 @@ class ReferenceRunner:
     def expert_uses(self) -> int:
         return self._uses
 
+    def seconds_waited(self) -> float:
+        return 0  # it never waits
+
     def forecast(self) -> NDArray[np.int32]:
         return self._guessed.astype(np.int32)
 
