@@ -5,7 +5,7 @@ One parametrised test over the knobs; each capability adds its own. Equality, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 import tiny
 from headrace.artifact.container import Artifact
 from headrace.engine.engine import Engine, Work
+from headrace.experts.stream import StreamOptions
 from headrace.kernels.select import TIERS, unavailable
 from headrace.values import SamplingParams
 
@@ -29,9 +30,16 @@ class Knobs:
     threads: int = 1
     chunk: int = 512
     mates: int = 0  # sequences that run beside it in every pass
+    experts: StreamOptions | None = None  # of a mixture; None holds all of them
+    resized: bool = False  # the pool shrinks and grows after every token
+    lies: bool = False  # every guess of the lookahead is wrong
 
     def __str__(self) -> str:
-        return f"{self.kernels or 'auto'}-{self.threads}t-chunk{self.chunk}-{self.mates}mates"
+        text = f"{self.kernels or 'auto'}-{self.threads}t-chunk{self.chunk}-{self.mates}mates"
+        if self.experts is not None:
+            e = self.experts
+            text += f"-{e.slots}slots-{e.reserve}ahead-{e.num_lanes}lanes"
+        return text + "-resized" * self.resized + "-lies" * self.lies
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,16 @@ KNOBS = [
     Knobs(threads=3, chunk=7, mates=2),
     Knobs(kernels="portable", threads=2, chunk=5, mates=1),
 ]
+MIXTURE_KNOBS = [
+    *KNOBS,
+    *(Knobs(experts=StreamOptions(slots, 32)) for slots in (4, 5, 9, 16)),
+    *(Knobs(experts=StreamOptions(9, 32, reserve=3, num_lanes=n), threads=2) for n in (1, 3)),
+    Knobs(experts=StreamOptions(5, 32, reserve=2, sweep_slots=4), chunk=40, mates=2),
+    Knobs(experts=StreamOptions(8, 32, reserve=3), resized=True),
+    Knobs(experts=StreamOptions(8, 32, reserve=3), lies=True),
+    Knobs(kernels="reference", experts=StreamOptions(6, 32, reserve=2), threads=1),
+    Knobs(kernels="portable", experts=StreamOptions(6, 32, reserve=2), threads=3),
+]
 
 
 def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
@@ -65,12 +83,33 @@ def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
         chunk=max(knobs.chunk, knobs.mates + 1),
         max_context=256,
         num_sequences=knobs.mates + 2,
+        logit_rows=512,
+        experts=knobs.experts,
     ) as engine:
+        if knobs.lies:
+            _make_guesses_wrong(engine)
         logits, kv = _read(engine, knobs)
-        tokens = tuple(t.id for t in engine.generate(PROMPT, SAMPLED))
+        tokens = tuple(_generate(engine, knobs))
         assert engine.stats is not None
         assert set(engine.stats.saturations.values()) == {0}
         return Outcome(logits, kv, tokens, engine.stats.fingerprint)
+
+
+def _generate(engine: Engine, knobs: Knobs) -> Iterator[int]:
+    for number, token in enumerate(engine.generate(PROMPT, SAMPLED)):
+        yield token.id
+        if knobs.resized:
+            assert engine.experts is not None
+            engine.experts.resize((4, 20, 7, 12)[number % 4])
+
+
+def _make_guesses_wrong(engine: Engine) -> None:
+    stream = engine.experts
+    assert stream is not None
+    prefetch, count = stream.prefetch, stream.slots.table.shape[1]
+    stream.prefetch = lambda layer, experts: prefetch(  # type: ignore[method-assign]
+        layer, [e for e in range(count) if e not in experts]
+    )
 
 
 def _read(engine: Engine, knobs: Knobs) -> tuple[bytes, bytes]:
@@ -117,6 +156,17 @@ def test_nothing_else_changes_the_outcome(
     assert got.fingerprint == wanted.fingerprint
     assert got.logits == wanted.logits
     assert got.kv == wanted.kv
+
+
+@pytest.mark.parametrize("family", tiny.MIXTURES)
+@pytest.mark.parametrize("knobs", MIXTURE_KNOBS, ids=str)
+def test_nothing_changes_the_outcome_of_a_mixture(
+    tiny_artifact: Callable[[str], Artifact],
+    baseline: Callable[[str], Outcome],
+    family: str,
+    knobs: Knobs,
+) -> None:
+    assert outcome(tiny_artifact(family), knobs) == baseline(family)
 
 
 def test_a_seed_of_zero_is_a_seed_and_none_is_drawn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -269,6 +270,8 @@ class ReferenceRunner:
 
     def _run_expert(self, op: p.Experts, expert: int, slot: int) -> None:
         slots, f = self._bound(), self._shape.fraction_bits
+        while slots.state[slot] == p.READING:
+            os.sched_yield()
         if slots.state[slot] != p.READY:
             raise ExpertReadError(op.layer, expert)
         slots.used[slot] = 1
