@@ -29,6 +29,7 @@ from headrace.kernels.select import native_module
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCK = 4096
+POOL_BYTES = 64 * MIB  # as large as a small pool, so that it can lie in huge pages
 
 
 def make_file(path: Path, nbytes: int) -> None:
@@ -59,36 +60,35 @@ def rate(
 ) -> tuple[float, float]:
     """(MB/s, processor seconds a GB) of random reads; burst 0: always 2 reads a lane queued."""
     depth = burst or max(2 * lanes, 4)
-    pool = SlotPool([records], 1, records.num_experts, depth, depth)
+    num_slots = max(depth, POOL_BYTES // records.layout.nbytes)
+    pool = SlotPool([records], 1, records.num_experts, num_slots, num_slots)
     store = ExpertStore(
         [records], pool.slots, num_lanes=lanes, piece_bytes=piece, native=native_module()
     )
     if not store.direct:
         raise OSError("the folder's file system has no O_DIRECT")
     experts = endless(records.num_experts, random.Random(lanes))
-    free, reading = deque(range(depth)), deque[int]()
+    free, reading = deque(range(num_slots)), deque[int]()
 
-    def read_one() -> None:
-        slot = free.popleft()
-        pool.slots.state[slot] = READING
-        store.read(0, [(next(experts), slot)])
-        reading.append(slot)
+    def read_some(count: int) -> None:
+        slots = [free.popleft() for _ in range(count)]
+        pool.slots.state[slots] = READING
+        store.read(0, [(next(experts), slot) for slot in slots])
+        reading.extend(slots)
 
-    def wait_one() -> None:
-        slot = reading.popleft()
-        if store.lanes.wait(slot) != READY:
-            raise store.error(0, 0, slot)
-        free.append(slot)
+    def wait_for(count: int) -> None:
+        for _ in range(count):
+            slot = reading.popleft()
+            if store.lanes.wait(slot) != READY:
+                raise store.error(0, 0, slot)
+            free.append(slot)
 
     pool.slots.memory[:] = 0  # not to measure page faults
     begin, busy = time.perf_counter(), time.process_time()
     while time.perf_counter() < begin + seconds:
-        while free:
-            read_one()
-        for _ in range(burst or 1):
-            wait_one()
-    while reading:
-        wait_one()
+        read_some(depth - len(reading))
+        wait_for(burst or 1)
+    wait_for(len(reading))
     took, worked = time.perf_counter() - begin, time.process_time() - busy
     nbytes = store.lanes.bytes_read()
     store.close()

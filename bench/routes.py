@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,27 +45,35 @@ def lru(steps: Steps, slots: int) -> int:
     return hits
 
 
-def lfu(steps: Steps, slots: int) -> int:
-    """Hits when the expert with the fewest uses so far goes, the one used longest ago of those."""
-    uses: dict[int, int] = defaultdict(int)
+def lfu(steps: Steps, slots: int, half_life: float = math.inf) -> int:
+    """Hits when the expert with the fewest uses so far goes, the one used longest ago of those.
+
+    half_life: steps after which a use counts half. Scores are logarithms of base 2 that grow with time instead.
+    """
+    score: dict[int, float] = {}
     last: dict[int, int] = {}
     held: set[int] = set()
-    heap: list[tuple[int, int, int]] = []
+    heap: list[tuple[float, int, int]] = []
     hits = 0
     for now, step in enumerate(steps):
         hits += sum(key in held for key in step)
         missing = [key for key in step if key not in held]
         for key in step:
-            uses[key] += 1
+            score[key] = float(np.logaddexp2(score.get(key, -math.inf), now / half_life))
             last[key] = now
         while len(held) + len(missing) > slots:
-            count, when, key = heapq.heappop(heap)
-            if key in held and (count, when) == (uses[key], last[key]):  # an old entry otherwise
+            least, when, key = heapq.heappop(heap)
+            if key in held and (least, when) == (score[key], last[key]):  # an old entry otherwise
                 held.remove(key)
         held.update(missing)
         for key in step:  # after evictions: the experts of the step stay
-            heapq.heappush(heap, (uses[key], now, key))
+            heapq.heappush(heap, (score[key], now, key))
     return hits
+
+
+def lfu_decayed(steps: Steps, slots: int) -> int:
+    """Hits of LFU over the last few thousand steps."""
+    return lfu(steps, slots, half_life=2000)
 
 
 def clock(steps: Steps, slots: int, most: int = 1) -> int:
@@ -134,6 +143,7 @@ def belady(steps: Steps, slots: int) -> int:
 POLICIES: dict[str, Callable[[Steps, int], int]] = {
     "LRU": lru,
     "LFU": lfu,
+    "LFU, decayed": lfu_decayed,
     "CLOCK": clock,
     "CLOCK, 3 credits": clock_frequency,
     "Belady": belady,
