@@ -121,7 +121,7 @@ void Mixture::add_part(int layer, int expert, int slot) {
     failed_ = layer << 16 | expert;
     return;
   }
-  slots_.used[slot] = 1;
+  slots_.used[slot] += slots_.used[slot] < 255;
   ++uses_;
   parts_.push_back({expert, slot, first, count});
 }

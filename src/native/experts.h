@@ -20,7 +20,7 @@ struct ExpertSlots {
   size_t slot_bytes;
   const int32_t* table;   // [layers][experts]: slot or -1
   uint8_t* state;         // [slots]
-  uint8_t* used;          // [slots]
+  uint8_t* used;          // [slots]: counts uses, up to 255
 };
 
 // A packed weight inside a record: byte offsets of its fields; mins -1 where there are none.

@@ -123,21 +123,43 @@ def fill(pool: SlotPool, layer: int, experts: list[int]) -> list[int]:
     return slots
 
 
-def test_clock_spares_a_used_expert_once() -> None:
+def test_the_expert_used_least_goes_first() -> None:
     pool = make_pool(4)
     a, b, c, d = fill(pool, 0, [0, 1, 2, 3])
-    pool.slots.used[[a, c]] = 1
-    assert fill(pool, 1, [0]) == [b]  # the hand passes a, which loses its bit
-    assert pool.slots.used[a] == 0
-    assert fill(pool, 1, [1]) == [d]  # and c
-    assert fill(pool, 1, [2]) == [a]
+    pool.slots.used[[a, c]] = (3, 1)
+    assert fill(pool, 1, [0]) == [b]  # the first of the unused behind the hand
+    pool.slots.used[b] = 2
+    assert fill(pool, 1, [1]) == [d]
+    pool.slots.used[d] = 2
+    assert fill(pool, 1, [2]) == [c]
+    pool.slots.used[c] = 9
+    assert fill(pool, 0, [1]) == [d]  # two uses, as b: the hand had passed b
 
 
-def test_a_round_over_used_slots_ends() -> None:
-    pool = make_pool(3)
-    slots = fill(pool, 0, [0, 1, 2])
-    pool.slots.used[:] = 1
-    assert fill(pool, 1, [0, 1, 2, 3]) == slots
+def test_an_expert_that_comes_back_is_remembered() -> None:
+    pool = make_pool(2)
+    a, b = fill(pool, 0, [0, 1])
+    pool.slots.used[[a, b]] = (200, 1)
+    assert fill(pool, 1, [0]) == [b]
+    pool.slots.used[b] = 255
+    assert fill(pool, 1, [1]) == [a]
+    assert fill(pool, 0, [0]) == [a]
+    pool.slots.used[a] = 1
+    assert fill(pool, 1, [2]) == [a]  # 201 uses are fewer than 255
+    pool.credit(1, [2], np.array([300]))
+    assert fill(pool, 1, [3]) == [b]
+
+
+def test_old_uses_fade() -> None:
+    pool = make_pool(2)
+    a, b = fill(pool, 0, [0, 1])
+    pool.slots.used[a] = 255
+    for _ in range(40):  # b is used as often, but later
+        pool.slots.used[b] = 20
+        pool.resize(2)
+        pool.claim(0, [], ())
+        pool._learn()
+    assert fill(pool, 1, [0]) == [a]
 
 
 def test_doomed_experts_go_first_and_count_as_wasted_unless_used() -> None:

@@ -15,9 +15,8 @@ from headrace.experts.sweep import hottest
 from headrace.kernels import program as p
 from headrace.values import ExpertStats
 
-SWEEP_ROWS = (
-    32  # passes of more rows sweep: they use most experts, and would flush what decode uses
-)
+PROMPT_ROWS = 16  # rows of decode that a pass of a prompt counts for
+SWEEP_ROWS = 32  # passes of more rows sweep; they would flush what decode uses
 
 
 class Mixture:
@@ -86,8 +85,12 @@ class Mixture:
     ) -> int:
         index, chosen = self._experts[route.layer], self._runner.routes()
         share = self.stream.capacity // len(self._experts)
-        staying = hottest(chosen, self.stream.slots.table.shape[1], share) if admit else []
+        num_experts = self.stream.slots.table.shape[1]
+        staying = hottest(chosen, num_experts, share) if admit else []
         wanted = np.unique(chosen).tolist()
+        # What a prompt used most is what its answer will use; a few rows of it count, lest they outweigh the answer.
+        rows = np.bincount(chosen.ravel(), minlength=num_experts)[wanted]
+        self.stream.pool.credit(route.layer, wanted, rows * PROMPT_ROWS // len(chosen))
         self._runner.run(at, index, batch, cache)
         for experts, slots, last in self.stream.sweep(route.layer, wanted, staying):
             self._runner.run_experts(index, experts, slots, last)

@@ -1,10 +1,9 @@
 """The slot pool: which expert lies where, and which one makes room. One pool for all layers; no I/O.
 
-Eviction is CLOCK over the `used` bits that kernels set. A pool is a set of open slots; the others are closed and
-hold no memory.
-
-Open slots are in huge pages where the system has them: a disk is given larger reads, at half the processor time. Closed
-ones never are, so that no huge page gives memory to a closed slot beside an open one.
+The expert that was used least goes, by counts that fade; `used` counts what kernels do between two looks. Recency
+alone would be no guide: layers are visited in a circle, so what was used longest ago is what comes next (policies are
+compared on recorded routes in docs/benchmarks.md). A pool is a set of open slots; the others are closed and hold no
+memory.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from headrace.kernels.program import EMPTY, READING, ExpertSlots
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
+
+
+HALF_LIFE = 16  # uses, times the number of experts, after which a use counts half
 
 
 class SlotPool:
@@ -61,6 +64,9 @@ class SlotPool:
         self.expert = np.full(max_slots, -1, np.int32)
         self._open = np.zeros(max_slots, bool)
         self._doomed = np.zeros(max_slots, bool)
+        self._touched = np.zeros(max_slots, bool)  # used since it was read
+        self._uses = np.zeros((num_layers, num_experts), np.int32)  # of every expert, fading
+        self._new_uses = 0
         self._hand = 0
         self.bytes_wasted = 0  # of doomed experts that were evicted unused
         self._advise(_NO_HUGE_PAGES, 0, total)
@@ -89,8 +95,8 @@ class SlotPool:
     ) -> list[tuple[int, int]]:
         """Give experts without a slot one each, READING from now on: [(expert, slot)].
 
-        Free slots first, then doomed ones, then CLOCK; never one that is `pinned` or READING. Where there are not
-        enough, the last experts get none.
+        Free slots first, then doomed ones, then those used least; never one that is `pinned` or READING. Where there
+        are not enough, the last experts get none.
         """
         free = np.flatnonzero(self._open & (self.layer < 0))[: len(experts)].tolist()
         victims = self._victims(len(experts) - len(free), pinned)
@@ -102,16 +108,25 @@ class SlotPool:
             self.layer[slot], self.expert[slot] = layer, expert
             self.slots.table[layer, expert] = slot
             self.slots.state[slot] = READING
-            self.slots.used[slot] = 0
+            self.slots.used[slot], self._touched[slot] = 0, False
         return claimed
+
+    def was_used(self, slot: int) -> bool:
+        """Whether a kernel has used the expert in a slot since it was read."""
+        return bool(self._touched[slot] or self.slots.used[slot])
+
+    def credit(self, layer: int, experts: Sequence[int], uses: NDArray[np.integer[Any]]) -> None:
+        """Uses of experts of a layer that no slot has counted."""
+        self._uses[layer, list(experts)] += uses
 
     def free(self, slot: int) -> None:
         """Forget what is in a slot that nothing reads into or from."""
         layer = int(self.layer[slot])
         assert layer >= 0
         assert self.slots.state[slot] != READING
-        if self._doomed[slot] and not self.slots.used[slot] and self.slots.state[slot] != EMPTY:
+        if self._doomed[slot] and not self.was_used(slot) and self.slots.state[slot] != EMPTY:
             self.bytes_wasted += self._nbytes[layer]
+        self._uses[layer, self.expert[slot]] += self.slots.used[slot]
         self.slots.table[layer, self.expert[slot]] = -1
         self.layer[slot] = self.expert[slot] = -1
         self.slots.state[slot], self.slots.used[slot] = EMPTY, 0
@@ -168,30 +183,36 @@ class SlotPool:
         return may
 
     def _victims(self, count: int, pinned: Collection[int]) -> list[int]:
-        """At most `count` slots: the doomed, then those at which the hand of the clock stops."""
+        """At most `count` slots: the doomed, then those of the experts used least."""
         if count <= 0:
             return []
         may = self._candidates(pinned)
         doomed: list[int] = np.flatnonzero(may & self._doomed)[:count].tolist()
         may[doomed] = False
-        return doomed + self._turn(count - len(doomed), may)
+        return doomed + self._rarest(count - len(doomed), may)
 
-    def _turn(self, count: int, may: NDArray[np.bool_]) -> list[int]:
-        """Turn the hand over the slots that `may` be taken: a used one is spared once and loses its bit."""
-        victims: list[int] = []
-        for _ in range(2):  # after one round nothing is used any more
-            order = np.flatnonzero(may)
-            behind = np.searchsorted(order, self._hand)
-            order = np.concatenate([order[behind:], order[:behind]])
-            unused = np.flatnonzero(self.slots.used[order] == 0)[: count - len(victims)]
-            done = len(victims) + len(unused) == count
-            taken = order[unused]
-            victims += taken.tolist()
-            if done:
-                self.slots.used[order[: unused[-1]] if len(unused) else []] = 0
-                break
-            self.slots.used[order] = 0
-            may[taken] = False
+    def _rarest(self, count: int, may: NDArray[np.bool_]) -> list[int]:
+        """Slots of the experts that were used least; of equals the first behind the hand, which goes round."""
+        if count <= 0:
+            return []
+        self._learn()
+        slots = np.flatnonzero(may)
+        uses = self._uses[self.layer[slots], self.expert[slots]].astype(np.int64)
+        keys = uses * self.max_slots + (slots - self._hand) % self.max_slots
+        order = np.argsort(keys) if count >= len(keys) else np.argpartition(keys, count - 1)
+        victims: list[int] = slots[np.sort(order[:count])].tolist()
         if victims:
             self._hand = (victims[-1] + 1) % self.max_slots
         return victims
+
+    def _learn(self) -> None:
+        """Add the uses since the last call to what is remembered, which fades."""
+        used = self.slots.used[: self.max_slots]
+        now = np.flatnonzero(used)
+        self._uses[self.layer[now], self.expert[now]] += used[now]
+        self._new_uses += int(used[now].sum())
+        self._touched[now] = True
+        used[now] = 0
+        if self._new_uses > HALF_LIFE * self._uses.size:
+            self._uses >>= 1
+            self._new_uses = 0

@@ -177,7 +177,7 @@ class ExpertStream:
     ) -> Iterator[Part]:
         """Parts of a layer's experts (ascending) for `Runner.run_experts`, all READY: those of the pool first.
 
-        The pool stays as it is but for `admit`: those are read into it, where CLOCK makes room. The slots of a part
+        The pool stays as it is but for `admit`: those are read into it, where that makes room. The slots of a part
         are valid until the next one is asked for. Raises ExpertReadError.
         """
         self._free_failed(layer)
@@ -265,7 +265,7 @@ class ExpertStream:
             if of > layer:
                 continue  # its turn comes
             del self._forecasts.slots[slot]
-            if slot in chosen or self.slots.used[slot]:
+            if slot in chosen or self.pool.was_used(slot):
                 continue  # an expert of the pool like any other from now on
             if self.slots.state[slot] == READING and self.store.lanes.cancel(slot):
                 self.pool.free(slot)

@@ -72,7 +72,6 @@ class Sweep:
             return []
         pool, wave = self._pool, self._waves[number]
         staying = dict(pool.claim(self._layer, [e for e in wave if e in self._admit], self._pinned))
-        pool.slots.used[list(staying.values())] = 1  # decode has not seen them: one round of grace
         self._pinned.update(staying.values())
         half = pool.sweep_slots[len(pool.sweep_slots) // 2 * (number % 2) :]
         placed = [(e, staying.get(e, half[i])) for i, e in enumerate(wave)]

@@ -296,7 +296,7 @@ class ExpertSlots:
     """Memory for experts, shared with kernels, which read it; whoever fills it owns it.
 
     memory u8[slots, slot_bytes], page-aligned; table i32[num_layers, E]: the slot of an expert, -1 where it has none;
-    state u8[slots]: EMPTY, READING, READY or FAILED; used u8[slots]: set to 1 by a run that uses the slot.
+    state u8[slots]: EMPTY, READING, READY or FAILED; used u8[slots]: counts the uses of a slot, up to 255.
     An expert with a slot may still be READING: kernels then wait for it.
     """
 

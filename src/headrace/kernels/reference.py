@@ -274,7 +274,7 @@ class ReferenceRunner:
             os.sched_yield()
         if slots.state[slot] != p.READY:
             raise ExpertReadError(op.layer, expert)
-        slots.used[slot] = 1
+        slots.used[slot] += slots.used[slot] < 255
         self._uses += 1
         gate_up, down = unpack_expert(slots.memory[slot], op.layout)
         for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
