@@ -138,13 +138,29 @@ class Figures:
             yield _below("perplexity", limit, {0: self.perplexity(HEADRACE)}, "{:.3f}")
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One profiled pass: seconds by operation."""
+
+    name: str
+    threads: int
+    operations: Mapping[str, Row]
+
+
+def passes(figures: Figures) -> list[Pass]:
+    """Profiled passes in the order in which they were measured."""
+    rows = [r for r in figures.rows("profile") if r.measure.startswith(OPERATION)]
+    out = []
+    for case in dict.fromkeys((r.threads, r.settings["context"], r.settings["rows"]) for r in rows):
+        threads, context, count = case
+        found = [r for r in rows if (r.threads, r.settings["context"], r.settings["rows"]) == case]
+        name = decode_name(context) if count == 1 else f"prefill {count:,}"
+        out.append(Pass(name, threads, {r.measure.removeprefix(OPERATION): r for r in found}))
+    return out
+
+
 def decode_name(context: int) -> str:
     return f"decode at {context:,}"
-
-
-def operations(rows: list[Row]) -> dict[str, Row]:
-    """Rows of operations by the operation's name."""
-    return {r.measure.removeprefix(OPERATION): r for r in rows if r.measure.startswith(OPERATION)}
 
 
 def _fits(row: Row, wanted: Mapping[str, Any]) -> bool:

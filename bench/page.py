@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Figures, decode_name, operations
+from bench.figures import Figures, decode_name, passes
 from bench.quality import KL, TOP1
 from bench.rows import Row
 from bench.step_profile import SHARE
@@ -46,7 +46,7 @@ def _targets(figures: Figures) -> Iterator[str]:
     yield "Where there are several builds of llama.cpp, the fastest (or, for quality, the best) counts."
     yield table(["target", "wanted", *map(_threads, threads), "met"], body)
     if any(not t.met for t in found):
-        yield "Why a target is missed: [the profile of a decode step](#inside-a-decode-step)."
+        yield "Why a target is missed: [the profile of a pass](#inside-a-pass)."
 
 
 def _speed(figures: Figures) -> Iterator[str]:
@@ -137,15 +137,13 @@ def _step(figures: Figures) -> Iterator[str]:
     if not rows:
         yield NOTHING
         return
-    cases = list(dict.fromkeys((r.threads, r.settings["context"]) for r in rows))
-    yield table(["Python's share", "greedy", "sampled"], (_share_cells(figures, *c) for c in cases))
-    for threads, context in cases:
-        found = operations(figures.rows("profile", threads=threads, context=context))
-        yield table(
-            [f"{_threads(threads)}, context {context:,}", "milliseconds", "share", "MB", "GB/s"],
-            _operation_cells(found),
-        )
-    yield "![milliseconds by operation](img/step.svg)"
+    shares = [(r.threads, r.settings["context"]) for r in rows if r.measure == SHARE]
+    body = (_share_cells(figures, *c) for c in dict.fromkeys(shares))
+    yield table(["Python's share", "greedy", "sampled"], body)
+    for one in passes(figures):
+        head = [f"{one.name}, {_threads(one.threads)}", "milliseconds", "share", "MB", "GB/s"]
+        yield table(head, _operation_cells(one.operations))
+    yield "![share of each operation](img/step.svg)"
     yield from _provenance(rows)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Figures, decode_name, operations
+from bench.figures import Figures, decode_name, passes
 from bench.load import FIRST_TOKEN
 from bench.quality import KL
 from bench.systems import HEADRACE
@@ -93,23 +93,23 @@ def _quality(figures: Figures) -> Any:
 
 
 def _step(figures: Figures) -> Any:
-    """One stacked bar for each context and number of threads."""
-    cases = list(dict.fromkeys((r.threads, r.settings["context"]) for r in figures.rows("profile")))
+    """One stacked bar of shares for each pass."""
+    cases = passes(figures)
     if not cases:
         return None
     figure, axes = _grid(1, 1, 0.4 * len(cases) + 1.4)
     axis, colours = axes[0][0], _colours()
-    for at, (threads, context) in enumerate(cases):
+    for at, case in enumerate(cases):
         left = 0.0
-        found = operations(figures.rows("profile", threads=threads, context=context))
-        for number, (name, row) in enumerate(found.items()):
-            width = max(row.median, 0.0) * 1000
+        spent = {name: max(row.median, 0.0) for name, row in case.operations.items()}
+        for number, (name, seconds) in enumerate(spent.items()):
+            width = 100 * seconds / sum(spent.values())
             label = name if at == 0 else None
             axis.barh(at, width, left=left, color=colours[number % len(colours)], label=label)
             left += width
-    axis.set_yticks(range(len(cases)), [f"{_threads(n)}, context {c:,}" for n, c in cases])
+    axis.set_yticks(range(len(cases)), [f"{c.name}, {_threads(c.threads)}" for c in cases])
     axis.invert_yaxis()
-    axis.set_xlabel("milliseconds of a decode step")
+    axis.set_xlabel("per cent of a pass")
     axis.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
     return figure
 

@@ -1,4 +1,4 @@
-"""Where a decode step of headrace goes: Python's share of it, and seconds by operation."""
+"""Where a pass of headrace goes: Python's share of a decode step, and seconds by operation of decode and prefill."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from bench.systems import HEADRACE, headrace
 SHARE = "Python's share"
 OPERATION = "operation "
 CONTEXTS = (16, 1000)
+PREFILL_ROWS = 512
+PREFILL_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def _parts(worker: Worker, settings: Settings) -> Iterator[Part]:
     for context in CONTEXTS:
         for sampled in (False, True):
             yield _share(worker, settings, context, sampled)
-        yield from _operations(worker, settings, context)
+        yield from _operations(worker, context, settings.steps, 1)
+    yield from _operations(worker, 0, PREFILL_PASSES, PREFILL_ROWS)
 
 
 def _share(worker: Worker, settings: Settings, context: int, sampled: bool) -> Part:
@@ -63,8 +66,8 @@ def _step_seconds(runs: list[dict[str, Any]]) -> float:
     return min(float(r["seconds"] / r["steps"]) for r in runs)
 
 
-def _operations(worker: Worker, settings: Settings, context: int) -> Iterator[Part]:
-    found = worker.ask("operations", context=context, steps=settings.steps)
+def _operations(worker: Worker, context: int, passes: int, rows: int) -> Iterator[Part]:
+    found = worker.ask("operations", context=context, steps=passes, rows=rows)
     for name, samples in found["seconds"].items():
-        facts = {"context": context, "bytes": found["bytes"][name]}
+        facts = {"context": context, "rows": rows, "bytes": found["bytes"][name]}
         yield Part(OPERATION + name, "s", tuple(samples), facts)

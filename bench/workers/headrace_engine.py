@@ -31,7 +31,8 @@ class Headrace(Engine):
         self.vocab = self._engine.config.vocab_size
         self._sequence = self._engine.new_sequence()
         greedy = SamplingParams(temperature=0.0)
-        self._sampler = Sampler(greedy, 0, self.vocab, self._engine.fraction_bits)
+        engine = self._engine
+        self._sampler = Sampler(greedy, 0, self.vocab, engine.fraction_bits, engine.backend)
         self._logits = np.zeros(self.vocab, np.int32)
 
     def facts(self) -> dict[str, Any]:
@@ -80,21 +81,29 @@ class Headrace(Engine):
             self._engine._runner, self._engine.end_tokens = stopwatch.runner, ends
         return {"seconds": seconds, "native": stopwatch.seconds, "steps": count}
 
-    def _operations(self, context: int, steps: int) -> dict[str, Any]:
-        """Seconds of single steps by operation, each run alone, less what an empty run takes."""
+    def _operations(self, context: int, steps: int, rows: int = 1) -> dict[str, Any]:
+        """Seconds of passes of `rows` tokens by operation, each run alone, less what an empty run takes.
+
+        Of one row: steps that write. Of more: the tokens after the context, read again and again.
+        """
         self.go_to(context)
-        samples = [self._step_by_operation() for _ in range(steps)]
+        samples = []
+        for _ in range(steps):
+            self.rewind(len(self._sequence) if rows == 1 else context)
+            samples.append(self._pass_by_operation(rows))
         seconds = {name: [s[name] for s in samples] for name in samples[0]}
         nbytes: dict[str, int] = defaultdict(int)
         for op in self._engine._program.ops:
             nbytes[_op_name(op, self._engine.shape)] += _op_bytes(op)
         return {"seconds": seconds, "bytes": dict(nbytes)}
 
-    def _step_by_operation(self) -> dict[str, float]:
+    def _pass_by_operation(self, rows: int) -> dict[str, float]:
         engine, totals = self._engine, defaultdict[str, float](float)
-        token = int(self._logits.argmax())
-        self._sequence.reserve(1)
-        batch = engine_module._batch([Work(self._sequence, [token])])
+        start = len(self._sequence)
+        picked = [int(self._logits.argmax())]
+        tokens = picked if rows == 1 else painted_tokens(start + rows, self.vocab)[start:]
+        self._sequence.reserve(rows)
+        batch = engine_module._batch([Work(self._sequence, tokens)])
         clock = time.perf_counter
         for index, op in enumerate(engine._program.ops):
             start = clock()
@@ -103,7 +112,7 @@ class Headrace(Engine):
             engine._runner.run(index, index + 1, batch, engine._cache)
             spent = (clock() - middle) - (middle - start)
             totals[_op_name(op, engine.shape)] += spent
-        self._sequence.commit([token])
+        self._sequence.commit(tokens)
         self._logits = engine._runner.logits(1)[0]
         return totals
 

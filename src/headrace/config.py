@@ -28,7 +28,7 @@ def _setting(default: Any, about: str) -> Any:
 class Settings:
     """What the environment says. A field `name` is read from HEADRACE_NAME."""
 
-    home: Path = _setting(Path("~/.headrace"), "folder of models, caches and logs")
+    home: Path = _setting(Path("~/.headrace"), "folder of models, downloads and converted files")
     kernels: str | None = _setting(
         None, "kernel tier: auto, amx, avx512, avx2, neon, portable or reference"
     )

@@ -102,6 +102,20 @@ class DiskFullError(HeadraceError):
         self.free_bytes = free_bytes
 
 
+class MemoryBudgetError(InputError):
+    """A model, a window or a pool does not fit the memory; the message says both numbers."""
+
+    code = "memory_budget"
+    http_status = 507
+
+    def __init__(
+        self, message: str, needed_bytes: int, budget_bytes: int, *, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+
+
 class DownloadError(HeadraceError):
     """A download failed or its bytes are not those that the registry pins."""
 

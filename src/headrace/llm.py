@@ -1,6 +1,8 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
 One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
+Its tokens stay in the KV cache, and the next one reads only what it does not share with them: a turn
+of a chat costs what is new in it. The answers are those of a fresh model.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from numpy.typing import NDArray
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
-from headrace.engine.pages import pages_for
 from headrace.errors import HeadraceError, InputError, UnsupportedError
+from headrace.experts.stream import StreamOptions
+from headrace.memory.facts import plan_model
+from headrace.memory.inputs import PlanOptions
+from headrace.memory.ledger import Plan
+from headrace.memory.machine import read_machine
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
@@ -71,21 +77,32 @@ class LLM:
         threads: int | None = None,
         kernels: str | None = None,
         max_context: int | None = None,
+        memory: PlanOptions | None = None,
+        trace_routes: Path | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
-        None takes the settings'. memory_gb: refuse, rather than use more for weights and KV cache.
+        None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
+        make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
+        that every position chose. Raises MemoryBudgetError for what cannot fit.
         """
         self.artifact = open_artifact(locate.locate(model))
+        threads, kernels = locate.compute_settings(threads, kernels)
+        memory = memory or PlanOptions(memory_gb=memory_gb, max_context=max_context or "auto")
+        self.plan = plan_model(self.artifact, memory, read_machine(), threads=threads).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
-        threads, kernels = locate.compute_settings(threads, kernels)
         self.engine = Engine(
-            self.artifact, threads=threads, kernels=kernels, max_context=max_context
+            self.artifact,
+            threads=threads,
+            kernels=kernels,
+            max_context=self.plan.window,
+            chunk=self.plan.chunk_rows,
+            experts=_stream_options(self.plan) if self.artifact.records else None,
+            trace_routes=trace_routes,
         )
-        if memory_gb is not None:
-            _check_memory(self.engine, self.artifact, memory_gb)
+        self._timeline = self.engine.new_sequence()
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -146,7 +163,7 @@ class LLM:
         return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
 
     def chat(self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]) -> Completion:
-        """The next turn of a conversation."""
+        """The next turn of a conversation. `stats.reused_tokens` of it were in the KV cache."""
         return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
 
     def stream_chat(
@@ -166,6 +183,7 @@ class LLM:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         with self._own_turn():
+            self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(list(tokens))
 
     def prompt_ids(
@@ -206,7 +224,9 @@ class LLM:
     ) -> Generator[str, None, None]:
         with self._own_turn():
             answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
+            steps = self.engine.generate(
+                ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
+            )
             self._steps = steps
             try:
                 with closing(steps):
@@ -296,11 +316,6 @@ def _name(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def _check_memory(engine: Engine, artifact: Artifact, memory_gb: float) -> None:
-    weights = sum(array.nbytes for array in artifact.tensors.values())
-    needed = (weights + pages_for(engine.context) * engine.shape.page_bytes) / 1e9
-    if needed > memory_gb:
-        raise InputError(
-            f"weights and KV cache take {needed:.2f} GB, memory_gb is {memory_gb:g}",
-            hint="a smaller max_context takes less",
-        )
+def _stream_options(plan: Plan) -> StreamOptions:
+    slots = plan.pool_slots + plan.lookahead_slots
+    return StreamOptions(slots, slots, plan.lookahead_slots, plan.sweep_slots)

@@ -35,6 +35,20 @@ def locate(model: str | Path, *, progress: Progress | None = None, ask: bool | N
     return from_name(str(model), report, ask)
 
 
+def found(model: str | Path) -> Path | None:
+    """The artifact directory of what `locate` takes, where it is ready; nothing is converted or pulled.
+
+    Raises FileError, UnknownModelError for what is no model at all.
+    """
+    path = Path(model).expanduser()
+    if not (path.exists() or isinstance(model, Path) or _PATH_LIKE.search(str(model))):
+        return installed(str(model))
+    if not path.exists():
+        raise FileError(path, "open", "there is no such file or directory")
+    ready = path if (path / _MANIFEST).is_file() else _converted(path)
+    return ready if (ready / _MANIFEST).is_file() else None
+
+
 def compute_settings(threads: int | None, kernels: str | None) -> tuple[int | None, str | None]:
     """Threads and kernel tier, the settings' where None is given."""
     settings = config.load()
@@ -51,12 +65,17 @@ def _from_path(path: Path, report: Progress) -> Path:
         return path
     from headrace.artifact.convert import convert
 
-    target = config.load().home / "converted" / _cache_name(path)
+    target = _converted(path)
     if not (target / _MANIFEST).is_file():
         convert(
             path, target, progress=lambda done, total: report(f"convert {path.name}", done, total)
         )
     return target
+
+
+def _converted(path: Path) -> Path:
+    """Where the conversion of a file is kept."""
+    return config.load().home / "converted" / _cache_name(path)
 
 
 def _cache_name(path: Path) -> str:

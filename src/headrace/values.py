@@ -74,8 +74,34 @@ class Token:
 
 
 @dataclass(frozen=True)
+class ExpertStats:
+    """What a generation did with a mixture's experts. Uses are counted once a layer and pass.
+
+    misses: uses whose expert had no place in memory when it was chosen. guessed: experts that layers chose after a
+    guess;
+    guessed_right: of those, guessed.
+    """
+
+    uses: int
+    misses: int
+    bytes_read: int
+    bytes_wasted: int  # read for a guess and never used
+    seconds_waited: float
+    guessed: int
+    guessed_right: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of uses that found their expert in memory."""
+        return 1 - self.misses / self.uses if self.uses else 1.0
+
+
+@dataclass(frozen=True)
 class GenerationStats:
-    """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick."""
+    """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
+
+    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again.
+    """
 
     prompt_tokens: int
     new_tokens: int
@@ -85,11 +111,18 @@ class GenerationStats:
     fingerprint: str
     finish_reason: FinishReason
     saturations: Mapping[str, int] = field(default_factory=dict)
+    reused_tokens: int = 0
+    experts: ExpertStats | None = None
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens that were read rather than reused."""
+        return self.prompt_tokens - self.reused_tokens
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """Read tokens a second."""
+        return self.read_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_rate(self) -> float:

@@ -8,8 +8,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
+#include "bind_lanes.h"
+#include "draw.h"
 #include "runner.h"
 #include "tiers.h"
 
@@ -45,13 +48,15 @@ NormGain gain_of(In<int32_t> gain, int exponent, std::tuple<int, int> eps) {
 class PyRunner {
  public:
   PyRunner(const std::string& tier, int threads, std::vector<int> shape, In<int32_t> low, In<int32_t> high,
-           In<int32_t> sigmoid, std::tuple<int, int> attention, int capacity, int logit_capacity)
+           In<int32_t> sigmoid, In<int32_t> exp2_high, In<int32_t> exp2_low, std::tuple<int, int> attention, int capacity,
+           int logit_capacity)
       : vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
-    const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3), shape.at(4),
-                       shape.at(5), shape.at(6), shape.at(7), shape.at(8)};
+    const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3),  shape.at(4),  shape.at(5), shape.at(6),
+                       shape.at(7), shape.at(8), shape.at(9), shape.at(10), shape.at(11), shape.at(12)};
+    num_experts_ = s.num_experts, top_k_ = s.top_k, num_layers_ = s.num_layers;
     max_positions_ = int(high.shape(0)) * 256;
     page_bytes_ = size_t(s.num_layers) * s.num_kv_heads * kPageTiles * kv_tile_bytes(s.head_dim);
-    const Tables tables{{low.data(), high.data()}, sigmoid.data(), max_positions_, std::get<0>(attention),
+    const Tables tables{{low.data(), high.data()}, sigmoid.data(), {exp2_high.data(), exp2_low.data()}, max_positions_, std::get<0>(attention),
                         std::get<1>(attention)};
     runner_ = std::make_unique<Runner>(tier_named(tier), threads, s, tables, capacity, logit_capacity);
   }
@@ -78,21 +83,101 @@ class PyRunner {
     runner_->add(op);
   }
 
-  void head_norm(In<int32_t> gain, int exponent, std::tuple<int, int> eps, int first, int count) {
+  void head_norm(In<int32_t> gain, int exponent, std::tuple<int, int> eps, int first, int count, int width) {
     Operation op{Kind::kHeadNorm};
     op.gain = gain_of(gain, exponent, eps);
     op.first = first;
     op.count = count;
+    op.width = width;
     runner_->add(op);
   }
 
   void land(int layer) { add_layer(Kind::kLand, layer); }
   void attend(int layer) { add_layer(Kind::kAttend, layer); }
   void quantize() { runner_->add(Operation{Kind::kQuantize}); }
-  void silu_mul() { runner_->add(Operation{Kind::kSiluMul}); }
+  void silu_mul(int rows) {
+    Operation op{Kind::kSiluMul};
+    op.silu_rows = rows;
+    runner_->add(op);
+  }
   void select() { runner_->add(Operation{Kind::kSelect}); }
+  void add_shared() { runner_->add(Operation{Kind::kAddShared}); }
 
-  void run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
+  void route(int layer, In<int32_t> gain, int exponent, std::tuple<int, int> eps, In<int16_t> codes,
+             In<int32_t> exponents, bool normalise, bool gate) {
+    Operation op{Kind::kRoute};
+    op.layer = layer;
+    op.gain = gain_of(gain, exponent, eps);
+    op.router = router_of(codes, exponents);
+    op.normalise = normalise;
+    op.gate = gate;
+    runner_->add(op);
+  }
+
+  void route_ahead(int layer, In<int32_t> gain, int exponent, std::tuple<int, int> eps, In<int16_t> codes,
+                   In<int32_t> exponents) {
+    runner_->set_ahead(layer, gain_of(gain, exponent, eps), router_of(codes, exponents));
+  }
+
+  // Spans: byte offsets of codes, scales, mins (-1: none) and row, then n, k, bits, group.
+  void experts(int layer, std::vector<int64_t> gate_up, std::vector<int64_t> down, int64_t nbytes) {
+    record_bytes_ = std::max(record_bytes_, nbytes);
+    runner_->add_experts(layer, {spans_of(gate_up), spans_of(down)});
+  }
+
+  int num_ops() const { return runner_->num_ops(); }
+
+  void bind_slots(Out<uint8_t> memory, In<int32_t> table, Out<uint8_t> state, Out<uint8_t> used) {
+    require(top_k_ > 0, "the program has no experts");
+    require(memory.ndim() == 2 && int64_t(memory.shape(1)) >= record_bytes_, "slots are smaller than a record");
+    require(table.ndim() == 2 && int(table.shape(0)) == num_layers_ && int(table.shape(1)) == num_experts_,
+            "the table is not [layers, experts]");
+    require(state.size() == memory.shape(0) && used.size() == memory.shape(0), "state or used is not [slots]");
+    require(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0, "slots are not at 64-byte boundaries");
+    num_slots_ = int(memory.shape(0));
+    table_ = table.data();
+    runner_->mixture()->bind({memory.data(), memory.shape(1), table.data(), state.data(), used.data()});
+  }
+
+  nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> routes() {
+    Mixture* m = runner_->mixture();
+    require(m != nullptr, "the program has no experts");
+    return {m->chosen(), {size_t(m->rows()), size_t(top_k_)}, nb::find(this)};
+  }
+
+  void set_watched(bool on) { runner_->set_watched(on); }
+  int64_t expert_uses() { return runner_->mixture() ? runner_->mixture()->uses() : 0; }
+  void set_lookahead(bool on) { runner_->set_lookahead(on); }
+
+  nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> forecast() {
+    Mixture* m = runner_->mixture();
+    require(m != nullptr, "the program has no experts");
+    return {m->guessed(), {size_t(m->guessed_rows()), size_t(top_k_)}, nb::find(this)};
+  }
+
+  void run_experts(int begin, In<int32_t> experts, In<int32_t> slots, bool last) {
+    require(runner_->mixture() != nullptr && runner_->mixture()->bound(), "there are no slots");
+    require(0 <= begin && begin + kExpertStages <= runner_->num_ops(), "no such operation");
+    require(experts.size() == slots.size(), "experts and slots differ in length");
+    for (size_t i = 0; i < slots.size(); ++i) {
+      require(0 <= experts.data()[i] && experts.data()[i] < num_experts_, "no such expert");
+      require(0 <= slots.data()[i] && slots.data()[i] < num_slots_, "no such slot");
+    }
+    nb::gil_scoped_release release;
+    runner_->run_part(begin, experts.data(), slots.data(), int(experts.size()), last);
+  }
+
+  // (layer, expert) of a read that failed since the last call, or None.
+  std::optional<std::tuple<int, int>> failure() {
+    const int failed = runner_->mixture() ? runner_->mixture()->take_failure() : -1;
+    if (failed < 0) return std::nullopt;
+    return std::tuple<int, int>{failed >> 16, failed & 0xFFFF};
+  }
+
+  // Nanoseconds, of all threads together, spent waiting for experts to be read.
+  int64_t waited() const { return runner_->mixture() ? runner_->mixture()->waited_ns() : 0; }
+
+  int run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
            std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache) {
     check(begin, end, tokens, positions, sequences, page_tables, logit_rows, cache);
     std::vector<const int32_t*> pages;
@@ -100,7 +185,7 @@ class PyRunner {
     const Batch batch{int(tokens.size()), tokens.data(), positions.data(), sequences.data(), pages.data(),
                       int(logit_rows.size()), logit_rows.data(), cache.data()};
     nb::gil_scoped_release release;
-    runner_->run(begin, end, batch);
+    return runner_->run(begin, end, batch);
   }
 
   nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> logits() {
@@ -120,6 +205,9 @@ class PyRunner {
     const size_t rows = tokens.size();
     require(0 <= begin && begin <= end && end <= runner_->num_ops(), "no such range of operations");
     require(rows >= 1 && rows <= size_t(capacity_), "more rows than the runner holds, or none");
+    require(top_k_ == 0 || runner_->mixture()->bound(), "there are no slots");
+    for (int i = 0; top_k_ > 0 && i < num_layers_ * num_experts_; ++i)
+      require(table_[i] < num_slots_, "the table names a slot that is not there");
     require(positions.size() == rows && sequences.size() == rows, "tokens, positions and sequences differ in length");
     require(cache.ndim() == 2 && cache.shape(1) == page_bytes_, "the cache has pages of another size");
     for (size_t i = 0; i < rows; ++i) {
@@ -139,6 +227,15 @@ class PyRunner {
     }
   }
 
+  static RouterRows router_of(In<int16_t> codes, In<int32_t> exponents) {
+    require(codes.ndim() == 2 && exponents.size() == codes.shape(0), "a router has no exponent for each row");
+    return {codes.data(), exponents.data(), int32_t(codes.shape(0)), int32_t(codes.shape(1))};
+  }
+
+  static WeightSpans spans_of(const std::vector<int64_t>& v) {
+    return {v.at(0), v.at(1), v.at(2), v.at(3), int32_t(v.at(4)), int32_t(v.at(5)), int32_t(v.at(6)), int32_t(v.at(7))};
+  }
+
   static void require(bool ok, const char* message) {
     if (!ok) throw std::invalid_argument(message);
   }
@@ -152,6 +249,9 @@ class PyRunner {
   std::unique_ptr<Runner> runner_;
   int vocab_, capacity_, logit_capacity_, max_positions_ = 0;
   size_t page_bytes_ = 0;
+  int num_experts_ = 0, top_k_ = 0, num_layers_ = 0, num_slots_ = 0;
+  int64_t record_bytes_ = 0;
+  const int32_t* table_ = nullptr;
 };
 
 std::vector<std::tuple<std::string, bool, std::string>> tiers() {
@@ -262,10 +362,20 @@ int64_t op_embed(const std::string& tier, In<uint8_t> codes, In<int16_t> scales,
   return clipped;
 }
 
+// how: inverse temperature, top_k, top_p, min_p, reach, fraction bits (arith/sampling.py).
+template <typename T>
+int draw_token(In<T> logits, std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int> how, In<int32_t> high,
+               In<int32_t> low, uint64_t word) {
+  const auto [temperature, top_k, top_p, min_p, reach, fraction_bits] = how;
+  const Draw parameters{temperature, top_k, top_p, min_p, reach, fraction_bits, {high.data(), low.data()}};
+  nb::gil_scoped_release release;
+  return draw(logits.data(), int(logits.size()), parameters, word);
+}
+
 void bind_runner(nb::module_& m) {
   nb::class_<PyRunner>(m, "Runner")
-      .def(nb::init<const std::string&, int, std::vector<int>, In<int32_t>, In<int32_t>, In<int32_t>,
-                    std::tuple<int, int>, int, int>())
+      .def(nb::init<const std::string&, int, std::vector<int>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>,
+                    In<int32_t>, std::tuple<int, int>, int, int>())
       .def("embed", &PyRunner::embed, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a, "group"_a)
       .def("project", &PyRunner::project, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
            "group"_a, "target"_a, "bias"_a.none(), "residual"_a)
@@ -276,6 +386,20 @@ void bind_runner(nb::module_& m) {
       .def("quantize", &PyRunner::quantize)
       .def("silu_mul", &PyRunner::silu_mul)
       .def("select", &PyRunner::select)
+      .def("route", &PyRunner::route)
+      .def("route_ahead", &PyRunner::route_ahead)
+      .def("set_watched", &PyRunner::set_watched)
+      .def("expert_uses", &PyRunner::expert_uses)
+      .def("set_lookahead", &PyRunner::set_lookahead)
+      .def("forecast", &PyRunner::forecast)
+      .def("experts", &PyRunner::experts)
+      .def("add_shared", &PyRunner::add_shared)
+      .def("num_ops", &PyRunner::num_ops)
+      .def("bind_slots", &PyRunner::bind_slots)
+      .def("routes", &PyRunner::routes)
+      .def("run_experts", &PyRunner::run_experts)
+      .def("failure", &PyRunner::failure)
+      .def("waited", &PyRunner::waited)
       .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
       .def("clipped", &PyRunner::clipped);
@@ -286,6 +410,9 @@ void bind_runner(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.def("tiers", &tiers);
   bind_runner(m);
+  m.def("draw_i32", &draw_token<int32_t>);
+  m.def("draw_i64", &draw_token<int64_t>);
+  bind_lanes(m);
   m.def("op_quantize", &op_quantize);
   m.def("op_quantize_i32", &op_quantize_i32);
   m.def("op_project", &op_project, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,

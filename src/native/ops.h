@@ -13,6 +13,7 @@ namespace headrace {
 constexpr int kBlock = 32;       // elements that share an activation scale
 constexpr int kTile = 16;        // weight rows (or keys) stored together
 constexpr int kSupergroup = 4;   // weight groups whose minimum terms are summed before one shift
+constexpr int kExpertHeadroom = 4;  // fraction bits that an expert's output has less than the residual stream
 
 // Weight [n, k] in kernel order (docs/artifact.md):
 //   codes  4 bits: [T][B][4][16][4] bytes, low nibble k = 32b + 4j + i, high nibble k + 16
@@ -43,6 +44,13 @@ struct NormGain {
   int32_t gain_exponent;
   int32_t eps_mantissa;     // 31 bits
   int32_t eps_exponent;
+};
+
+// A router's rows: value = codes * 2^exponent.
+struct RouterRows {
+  const int16_t* codes;      // [rows][k]
+  const int32_t* exponents;  // [rows]
+  int32_t rows, k;
 };
 
 struct RopeTables {
@@ -100,6 +108,15 @@ struct Tier {
   // R9 followed by R2: silu(gate) * up over k elements; scratch i64[k].
   void (*silu_mul_quantize)(const int32_t* gate, const int32_t* up, const int32_t* table, int fraction_bits,
                             const Activations& out, int m, int64_t* scratch);
+
+  // R4 followed by R12: logits i32[router.rows]; scratch i32[2 k].
+  void (*route)(const int32_t* x, const NormGain& g, int fraction_bits, const RouterRows& router, int32_t* logits,
+                int32_t* scratch, int64_t* clipped);
+  // R14: x i32[k] += the sum of outputs[j] * shares[j], Q30, over count <= 64.
+  void (*mix)(int32_t* x, const int32_t* const* outputs, const int32_t* shares, int count, int k, int64_t* clipped);
+  // R15: x i32[k] += output * sigmoid(gate).
+  void (*add_shared)(int32_t* x, const int32_t* output, int32_t gate, const int32_t* table, int fraction_bits, int k,
+                     int64_t* clipped);
 
   // R10.
   void (*embed)(const PackedWeight& w, int row, int fraction_bits, int32_t* out, int64_t* clipped);

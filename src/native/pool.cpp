@@ -48,7 +48,7 @@ Pool::~Pool() {
 
 void Pool::run(int begin, int end) {
   end_ = end;
-  advance(begin - 1);
+  open(begin);
   if (sleepers_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);  // a worker between its last look and its sleep holds this
     wake_.notify_all();
@@ -57,9 +57,10 @@ void Pool::run(int begin, int end) {
   }
 }
 
-// Opens the next stage that has units, or ends the run. Only the thread that ended `stage` comes here.
-void Pool::advance(int stage) {
-  int next = stage + 1, units = 0;
+// Opens the first stage from `next` on that has units, or ends the run. Only the thread that ended the stage before
+// comes here.
+void Pool::open(int next) {
+  int units = 0;
   while (next < end_ && (units = job_.units(next)) == 0) ++next;
   done_.store(0, std::memory_order_relaxed);
   next_.store(next < end_ ? stage_word(next, units) : kIdle);
@@ -74,7 +75,7 @@ bool Pool::help(int thread) {
   const int stage = stage_of(taken), unit = int(taken & kMask), units = int(taken >> kUnitsShift & kMask);
   if (unit < units) {
     job_.run(stage, unit, thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) advance(stage);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open(job_.ends_after(stage) ? end_ : stage + 1);
     return true;
   }
   for (int spins = 0; stage_of(next_.load(std::memory_order_acquire)) == stage; ++spins) {

@@ -16,8 +16,11 @@ namespace headrace {
 class Job {
  public:
   virtual ~Job() = default;
-  // The number of units of a stage, below 2^22; asked for once the stages before it have ended. 0 skips it.
-  virtual int units(int stage) const = 0;
+  // The number of units of a stage, below 2^22; asked for once the stages before it have ended, by one thread. 0
+  // skips it.
+  virtual int units(int stage) = 0;
+  // Asked when a stage that had units has ended, by one thread: whether the run ends with it.
+  virtual bool ends_after(int) { return false; }
   virtual void run(int stage, int unit, int thread) = 0;
 };
 
@@ -39,7 +42,7 @@ class Pool {
   void work(int thread);
   void sleep();
   bool help(int thread);
-  void advance(int stage);
+  void open(int stage);
 
   const int num_threads_;
   Job& job_;

@@ -263,6 +263,50 @@ void silu_mul_quantize(const int32_t* gate, const int32_t* up, const int32_t* ta
   quantize_row(scratch, -2 * fraction_bits, out, m);
 }
 
+// ---- R12, R14, R15 -----------------------------------------------------------------------------------
+
+// Products are below 2^30; |sum| < 2^44.
+inline int64_t dot_words(const int16_t* a, const int16_t* b, int k) {
+  int64_t sum = 0;
+  for (int i = 0; i < k; ++i) sum += int32_t(a[i]) * b[i];
+  return sum;
+}
+
+void route(const int32_t* x, const NormGain& g, int fraction_bits, const RouterRows& router, int32_t* logits,
+           int32_t* scratch, int64_t* clipped) {
+  const int k = router.k;
+  const int32_t exponent = rms_norm(x, k, g, fraction_bits, scratch);
+  const int shift = bit_length(norm_peak(scratch, k)) - 15;
+  int16_t* reduced = reinterpret_cast<int16_t*>(scratch + k);
+  for (int i = 0; i < k; ++i) {
+    const int64_t value = shift_round(scratch[i], shift);
+    reduced[i] = int16_t(value > 32767 ? 32767 : value);
+  }
+  for (int row = 0; row < router.rows; ++row) {
+    const int64_t acc = dot_words(router.codes + ptrdiff_t(row) * k, reduced, k);
+    logits[row] = saturate(shift_round(acc, -(int64_t(router.exponents[row]) + exponent + shift + fraction_bits)), clipped);
+  }
+}
+
+// |output * share| < 2^61; at most 64 rounded products of 32 bits are summed.
+void mix(int32_t* x, const int32_t* const* outputs, const int32_t* shares, int count, int k, int64_t* clipped) {
+  constexpr int shift = 30 - kExpertHeadroom;
+  constexpr int64_t half = int64_t(1) << (shift - 1);
+  for (int i = 0; i < k; ++i) {
+    int64_t sum = x[i];
+    for (int j = 0; j < count; ++j) sum += (int64_t(outputs[j][i]) * shares[j] + half) >> shift;
+    x[i] = saturate(sum, clipped);
+  }
+}
+
+void add_shared(int32_t* x, const int32_t* output, int32_t gate, const int32_t* table, int fraction_bits, int k,
+                int64_t* clipped) {
+  int32_t share;
+  sigmoid_wide(&gate, table, fraction_bits, 1, &share);
+  for (int i = 0; i < k; ++i)
+    x[i] = saturate(x[i] + ((int64_t(output[i]) * share + (int64_t(1) << 23)) >> 24), clipped);
+}
+
 // The code at element i of a block for row `lane` of its tile, centred.
 inline int code_at(const uint8_t* block, int bits, int lane, int i) {
   if (bits == 8) return block[(i / 4 * kTile + lane) * 4 + i % 4] - 128;

@@ -33,8 +33,9 @@ size_t attention_bytes(const ModelShape& shape, int max_positions) {
 
 struct Runner::Thread {
   Thread(const ModelShape& shape, int widest, int max_positions)
-      : wide(size_t(std::max(widest, shape.head_dim))),
-        padded(size_t(shape.ffn_width) * 2),
+      : wide(size_t(std::max(std::max(widest, shape.expert_width), shape.head_dim))),
+        padded(size_t(std::max(shape.ffn_width, shape.expert_width)) * 2),
+        logits(size_t(shape.num_experts) + 1),
         turn(size_t(shape.head_dim)),
         tiles(size_t(divide_up(max_positions, kTile)) + 1),
         scratch(attention_bytes(shape, max_positions) + 64),
@@ -47,7 +48,7 @@ struct Runner::Thread {
 
   int64_t clipped[kNumSites] = {0};
   std::vector<int64_t> wide;
-  std::vector<int32_t> padded, turn;
+  std::vector<int32_t> padded, logits, turn;
   std::vector<const uint8_t*> tiles;
   std::vector<uint8_t> scratch;
   // The vector of a single row, and the run and operation that it was made for.
@@ -63,9 +64,10 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
     : tier_(tier),
       shape_(shape),
       tables_(tables),
-      widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab},
+      widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab, shape.hidden},
       pool_(num_threads, *this) {
   for (int i = 0; i < kNumBuffers; ++i) {
+    if (i == kShared && shape.top_k == 0) continue;
     buffers_[i].resize(size_t(widths_[i]) * size_t(i == kLogits ? logit_capacity : capacity));
   }
   const int widest = std::max(shape.hidden, std::max(shape.q_size(), shape.ffn_width));
@@ -76,6 +78,11 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
   rounded_.resize(blocks + 64);
   exponents_.resize(size_t(capacity));
   row_blocks_.reserve(size_t(capacity));
+  if (shape.top_k > 0) {
+    const MixtureShape mixture{shape.hidden,      shape.num_experts,  shape.top_k,
+                               shape.expert_rows, shape.expert_width, shape.fraction_bits};
+    mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, num_threads, capacity);
+  }
   for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions));
 }
 
@@ -104,17 +111,49 @@ Activations Runner::activations(int k) {
   return {codes_.data(), scales_.data(), sums_.data(), rounded_.data(), exponents_.data(), k};
 }
 
-void Runner::run(int begin, int end, const Batch& batch) {
+void Runner::add_experts(int layer, const ExpertLayout& layout) {
+  for (int stage = 0; stage < kExpertStages; ++stage) {
+    Operation op{Kind(int(Kind::kGather) + stage)};
+    op.layer = layer;
+    op.layout = layout;
+    add(op);
+  }
+}
+
+void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {
+  ops_.back().ahead_layer = layer;
+  ops_.back().ahead_gain = gain;
+  ops_.back().ahead_router = router;
+}
+
+int Runner::run(int begin, int end, const Batch& batch) {
   batch_ = batch;
   ++run_;
+  stopped_ = end;
+  part_ = false;
   if (begin == 0) rows_ = batch.rows;
   make_row_blocks();
   pool_.run(begin, end);
+  return stopped_;
+}
+
+void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last) {
+  part_ = true;
+  mixture_->take(ops_[begin].layer, experts, slots, count);
+  pool_.run(begin, begin + kExpertStages - (last ? 0 : 1));
+}
+
+bool Runner::ends_after(int stage) {
+  const Operation& op = ops_[stage];
+  if (op.kind != Kind::kRoute) return false;
+  if (mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1) && !watched_) return false;
+  stopped_ = stage + 1;
+  return true;
 }
 
 int Runner::rows_a_unit() const { return std::clamp(rows_ / (4 * pool_.size()), 1, 16); }
 
-int Runner::units(int stage) const {
+int Runner::units(int stage) {
   const Operation& op = ops_[stage];
   if (rows_ == 0) return 0;
   switch (op.kind) {
@@ -124,6 +163,10 @@ int Runner::units(int stage) const {
       const Split by = split(op);
       return by.row_blocks * by.tile_blocks;
     }
+    case Kind::kGather:
+    case Kind::kExpertGateUp:
+    case Kind::kExpertSilu:
+    case Kind::kExpertDown: return expert_units(op);
     default: return op.alone && rows_ == 1 ? 0 : divide_up(rows_, rows_a_unit());
   }
 }
@@ -138,6 +181,15 @@ void Runner::run(int stage, int unit, int thread) {
     case Kind::kProject: return project(op, stage, unit, t);
     case Kind::kAttend: return attend(op, unit, t);
     case Kind::kSelect: return select();
+    case Kind::kRoute: return for_rows(unit, t, &Runner::route, op);
+    case Kind::kGather: return mixture_->gather(unit, activations(shape_.hidden));
+    case Kind::kExpertGateUp:
+      return mixture_->gate_up(unit, op.layout, activations(shape_.hidden), &t.clipped[kSiteProject]);
+    case Kind::kExpertSilu:
+      return mixture_->silu(unit, t.wide.data(), t.padded.data());
+    case Kind::kExpertDown: return mixture_->down(unit, op.layout, &t.clipped[kSiteProject]);
+    case Kind::kMix: return for_rows(unit, t, &Runner::mix, op);
+    case Kind::kAddShared: return for_rows(unit, t, &Runner::add_shared, op);
     default: return for_rows(unit, t, &Runner::produce_row, op);
   }
 }
@@ -150,7 +202,8 @@ void Runner::for_rows(int unit, Thread& t, void (Runner::*step)(const Operation&
 }
 
 void Runner::produce_row(const Operation& op, Thread& t, int row) {
-  const int k = op.kind == Kind::kNorm ? shape_.hidden : op.kind == Kind::kQuantize ? shape_.q_size() : shape_.ffn_width;
+  const int silu_width = divide_up(op.silu_rows, kBlock) * kBlock;
+  const int k = op.kind == Kind::kNorm ? shape_.hidden : op.kind == Kind::kQuantize ? shape_.q_size() : silu_width;
   produce(op, t, row, activations(k), row);
 }
 
@@ -162,7 +215,7 @@ void Runner::produce(const Operation& op, Thread& t, int row, const Activations&
   } else if (op.kind == Kind::kQuantize) {
     tier_.quantize_i32(row_of(kMixed, row), -f, out, index);
   } else {
-    silu_mul(t, row, out, index);
+    silu_mul(op, t, row, out, index);
   }
 }
 
@@ -171,9 +224,10 @@ void Runner::embed(const Operation& op, Thread& t, int row) {
 }
 
 void Runner::head_norm(const Operation& op, Thread& t, int row) {
-  for (int h = op.first; h < op.first + op.count; ++h) {
-    tier_.norm_rescale(row_of(kQkv, row) + ptrdiff_t(h) * shape_.head_dim, shape_.head_dim, op.gain, shape_.fraction_bits,
-                       &t.clipped[kSiteHeadNorm]);
+  const int size = op.width * shape_.head_dim;
+  int32_t* first = row_of(kQkv, row) + ptrdiff_t(op.first) * shape_.head_dim;
+  for (int i = 0; i < op.count; ++i) {
+    tier_.norm_rescale(first + ptrdiff_t(i) * size, size, op.gain, shape_.fraction_bits, &t.clipped[kSiteHeadNorm]);
   }
 }
 
@@ -192,17 +246,51 @@ void Runner::land(const Operation& op, Thread& t, int row) {
   }
 }
 
-void Runner::silu_mul(Thread& t, int row, const Activations& out, int index) {
+void Runner::silu_mul(const Operation& op, Thread& t, int row, const Activations& out, int index) {
   const int32_t* gate = row_of(kGateUp, row);
-  const int32_t* up = gate + shape_.ffn_rows;
-  if (shape_.ffn_rows != shape_.ffn_width) {  // pad both halves to whole blocks
+  const int32_t* up = gate + op.silu_rows;
+  if (op.silu_rows != out.k) {  // pad both halves to whole blocks
     int32_t* wide = t.padded.data();
-    std::memcpy(wide, gate, size_t(shape_.ffn_rows) * 4);
-    std::memcpy(wide + shape_.ffn_width, up, size_t(shape_.ffn_rows) * 4);
+    std::fill(wide, wide + 2 * out.k, 0);
+    std::copy(gate, gate + op.silu_rows, wide);
+    std::copy(up, up + op.silu_rows, wide + out.k);
     gate = wide;
-    up = wide + shape_.ffn_width;
+    up = wide + out.k;
   }
   tier_.silu_mul_quantize(gate, up, tables_.sigmoid, shape_.fraction_bits, out, index, t.wide.data());
+}
+
+// ---- experts -------------------------------------------------------------------------------------------
+
+void Runner::route(const Operation& op, Thread& t, int row) {
+  tier_.route(row_of(kX, row), op.gain, shape_.fraction_bits, op.router, t.logits.data(),
+              reinterpret_cast<int32_t*>(t.wide.data()), &t.clipped[kSiteRouter]);
+  mixture_->choose(row, t.logits.data(), op.normalise, op.gate);
+  if (!guesses(op)) return;
+  int64_t ignored = 0;
+  tier_.route(row_of(kX, row), op.ahead_gain, shape_.fraction_bits, op.ahead_router, t.logits.data(),
+              reinterpret_cast<int32_t*>(t.wide.data()), &ignored);
+  mixture_->guess(row, t.logits.data());
+}
+
+int Runner::expert_units(const Operation& op) {
+  switch (op.kind) {
+    case Kind::kGather:
+      if (!part_) mixture_->take_all(op.layer);
+      return mixture_->gather_units();
+    case Kind::kExpertGateUp: return mixture_->open_projection(op.layout.gate_up);
+    case Kind::kExpertSilu: return mixture_->silu_units();
+    default: return mixture_->open_projection(op.layout.down);
+  }
+}
+
+void Runner::mix(const Operation&, Thread& t, int row) {
+  mixture_->mix(row_of(kX, row), row, &t.clipped[kSiteExperts]);
+}
+
+void Runner::add_shared(const Operation&, Thread& t, int row) {
+  tier_.add_shared(row_of(kX, row), row_of(kShared, row), mixture_->gate(row), tables_.sigmoid, shape_.fraction_bits,
+                   shape_.hidden, &t.clipped[kSiteShared]);
 }
 
 // logit_rows rise, so a row is never overwritten before it is copied.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "experts.h"
 #include "ops.h"
 #include "pool.h"
 
@@ -16,8 +17,12 @@ namespace headrace {
 constexpr int kPageTiles = 4;  // tiles of a KV page, for every layer and kv head
 constexpr int kPageTokens = kPageTiles * kTile;
 
-enum class Kind { kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect };
-enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kNumBuffers };
+enum class Kind {
+  kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect, kRoute,
+  kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
+};
+constexpr int kExpertStages = 5;  // kGather to kMix
+enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kShared, kNumBuffers };
 enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
             kSiteRouter, kSiteExperts, kSiteShared, kNumSites };
 
@@ -28,14 +33,22 @@ struct Operation {
   const int32_t* bias = nullptr;
   BufferId target = kX;
   bool residual = false;
-  int first = 0, count = 0;  // heads of a HeadNorm
+  int first = 0, count = 0, width = 1;  // HeadNorm: its first head, norms, and heads of each
+  int silu_rows = 0;                    // SiluMul: rows of gate, and where up starts
   int layer = 0;
+  RouterRows router{};
+  bool normalise = false, gate = false;  // Route
+  int ahead_layer = -1;                  // Route: the layer that it can guess for, with its gain and router
+  NormGain ahead_gain{};
+  RouterRows ahead_router{};
+  ExpertLayout layout{};
   int producer = -1;   // Project: the operation before it, when that makes this projection's vectors alone
   bool alone = false;  // Norm, Quantize, SiluMul: the other end of that
 };
 
 struct ModelShape {
   int hidden, num_layers, num_heads, num_kv_heads, head_dim, ffn_rows, ffn_width, vocab, fraction_bits;
+  int num_experts, top_k, expert_rows, expert_width;  // 0 where no layer has experts
   int q_size() const { return num_heads * head_dim; }
   int qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -43,6 +56,7 @@ struct ModelShape {
 struct Tables {
   RopeTables rope;
   const int32_t* sigmoid;
+  Exp2 exp2;
   int max_positions;
   int32_t attention_mantissa, attention_exponent;
 };
@@ -65,7 +79,17 @@ class Runner : private Job {
   ~Runner() override;
 
   void add(const Operation& op);
-  void run(int begin, int end, const Batch& batch);
+  // Adds the stages of the experts of a layer.
+  void add_experts(int layer, const ExpertLayout& layout);
+  // Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without a slot.
+  int run(int begin, int end, const Batch& batch);
+  // Some of the experts of the layer whose stages begin at `begin`; the sum of all is added with the last part.
+  void run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last);
+  // Gives the last operation, a Route, the router of a later layer to guess with.
+  void set_ahead(int layer, const NormGain& gain, const RouterRows& router);
+  void set_lookahead(bool on) { lookahead_ = on; }
+  void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
+  Mixture* mixture() { return mixture_.get(); }
 
   const int32_t* logits() const { return buffers_[kLogits].data(); }
   int num_ops() const { return int(ops_.size()); }
@@ -80,7 +104,8 @@ class Runner : private Job {
     int rows, tiles, row_blocks, tile_blocks;
   };
 
-  int units(int stage) const override;
+  int units(int stage) override;
+  bool ends_after(int stage) override;
   void run(int stage, int unit, int thread) override;
 
   int rows_a_unit() const;
@@ -90,7 +115,12 @@ class Runner : private Job {
   void embed(const Operation& op, Thread& t, int row);
   void head_norm(const Operation& op, Thread& t, int row);
   void land(const Operation& op, Thread& t, int row);
-  void silu_mul(Thread& t, int row, const Activations& out, int index);
+  void silu_mul(const Operation& op, Thread& t, int row, const Activations& out, int index);
+  void route(const Operation& op, Thread& t, int row);
+  void mix(const Operation& op, Thread& t, int row);
+  void add_shared(const Operation& op, Thread& t, int row);
+  bool guesses(const Operation& op) const { return lookahead_ && op.ahead_layer >= 0 && rows_ <= kForecastRows; }
+  int expert_units(const Operation& op);
   void select();
 
   Split split(const Operation& op) const;
@@ -118,10 +148,15 @@ class Runner : private Job {
   std::vector<int16_t> scales_, sums_, rounded_;
   std::vector<int32_t> exponents_;
 
+  std::unique_ptr<Mixture> mixture_;
+  bool lookahead_ = false, watched_ = false;
+
   // Of the current run.
   Batch batch_{};
   int rows_ = 0;  // fewer after a Select
   int64_t run_ = 0;
+  int stopped_ = 0;
+  bool part_ = false;  // the experts to compute were given, not taken from the table
   std::vector<RowBlock> row_blocks_;
 
   std::vector<std::unique_ptr<Thread>> threads_;

@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headrace"
 FLOORS = [
-    {"errors"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"engine"},
+    {"errors"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"memory", "experts"}, {"engine"},
     {"locate", "llm"}, {"cli", "__init__"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {name: i for i, names in enumerate(FLOORS) for name in names}
@@ -48,6 +48,20 @@ def test_imports_go_down(path: Path) -> None:
         assert LEVEL[name] < LEVEL[own] or name == own or {name, own} <= {"locate", "llm"}, (
             f"{own} imports {name}"
         )
+
+
+def test_memory_plans_from_facts_alone() -> None:
+    """It reads manifests and shapes; weights, engine and commands are not its business."""
+    allowed = {"values", "errors", "config", "artifact", "kernels", "models", "memory"}
+    modules = {
+        node.module
+        for path in files()
+        if floor(path) == "memory"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace.")
+    }
+    assert {m.split(".")[1] for m in modules} <= allowed
+    assert {m for m in modules if m.startswith("headrace.kernels")} == {"headrace.kernels.program"}
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -398,7 +398,10 @@ def test_an_unknown_gguf_key_or_architecture_is_refused(tmp_path: Path) -> None:
         convert(path, tmp_path / "out")
     infos, data = g.pack_tensors([("a", [32], 0, struct.pack("<32f", *range(32)))])
     path.write_bytes(g.build([("general.architecture", g.string("rwkv"))], infos, data))
-    with pytest.raises(UnsupportedError, match=r"'rwkv' is not supported: llama, olmoe, qwen2, qwen2moe, qwen3, qwen3moe"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"'rwkv' is not supported: llama, olmoe, qwen2, qwen2moe, qwen3, qwen3moe",
+    ):
         convert(path, tmp_path / "out")
 
 

@@ -73,7 +73,7 @@ def _profile(threads: int) -> Iterator[Row]:
             settings = {"context": context, "sampled": sampled, "step_seconds": 0.01}
             yield row("profile", "Python's share", samples=(share,), settings=settings, **base)
         for name, seconds, size in (("Attend", 0.001, 0), ("Project head", 0.002, 30_000_000)):
-            settings = {"context": context, "bytes": size}
+            settings = {"context": context, "rows": 1, "bytes": size}
             measure = f"operation {name}"
             yield row(
                 "profile", measure, samples=(seconds,), settings=settings, **{**base, "unit": "s"}

@@ -127,3 +127,14 @@ def test_a_conversation_that_does_not_fit_goes_on(shell: Shell, model: Path) -> 
         terminal.until(PROMPT)
         terminal.send(b"\x04")
         assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("flag", [["--digest"], ["--raw"], ["--stats-json", "stats.json"]])
+def test_what_needs_a_prompt_is_refused_in_a_chat(
+    shell: Shell, model: Path, tmp_path: Path, flag: list[str]
+) -> None:
+    flag = [str(tmp_path / f) if f.endswith(".json") else f for f in flag]
+    with chatting(shell, model, *flag) as terminal:
+        assert terminal.end() == 2
+        assert b"need a prompt" in terminal.seen
+    assert not any(tmp_path.glob("*stats*"))

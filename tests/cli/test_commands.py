@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from shell import Shell
@@ -90,7 +91,19 @@ def test_pull_without_a_name_lists_the_registry(shell: Shell) -> None:
 def test_help_names_every_command(shell: Shell) -> None:
     shown = shell.run("--help").stdout.decode()
     for name in ("run", "pull", "convert", "inspect", "bench", "selfcheck"):
-        assert name in shown
+        assert re.search(rf"{name} +[A-Z]\w+", shown), name  # with what it does
     flags = shell.run("run", "--help").stdout.decode()
     for name in ("--prompt", "--greedy", "--seed", "--raw", "--stats-json", "--digest", "--stop"):
         assert name in flags
+    assert "statistics to standard error" in flags
+
+
+def test_selfcheck_refuses_before_it_computes(shell: Shell) -> None:
+    for flags in (
+        ("--threads", "0"),
+        ("--kernels", "neno"),
+        ("--kernels", "auto", "--threads", "0"),
+    ):
+        done = shell.run("selfcheck", *flags)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == b""

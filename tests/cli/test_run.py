@@ -85,6 +85,7 @@ def test_statistics_as_json(shell: Shell, model: Path, tmp_path: Path) -> None:
     assert fingerprint(done) == f"fingerprint {body['fingerprint']}"
     assert body["seed"] == 0
     assert body["new_tokens"] == 12
+    assert body["reused_tokens"] == 0 < body["prompt_tokens"]
     assert body["peak_memory_bytes"] > 1 << 20
     assert [p.name for p in tmp_path.glob("*stats*")] == ["stats.json"]
 
@@ -140,7 +141,10 @@ BAD = {
     "seed": (["--prompt", "x", "--seed", "-1"], "seed is -1"),
     "threads": (["--prompt", "x", "--threads", "0"], "threads is 0"),
     "kernels": (["--prompt", "x", "--kernels", "abacus"], "'abacus' is not known"),
-    "context": (["--prompt", "x", "--max-context", "99999"], "99999 is not possible"),
+    "context": (
+        ["--prompt", "x", "--max-context", "99999"],
+        "max_context is 99999, the model's own context is 1024",
+    ),
     "too long": (["--prompt", "x" * 2000], "tokens, the context holds 1024"),
     "raw with system": (["--prompt", "x", "--raw", "--system", "y"], "no system message"),
     "unknown flag": (["--prompt", "x", "--tempurature", "1"], "tempurature"),

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from headrace.arith import philox
 from headrace.engine.sampler import Sampler
 from headrace.errors import SettingError
+from headrace.kernels.reference import ReferenceBackend
 from headrace.values import SamplingParams
 
 ONE = 65536  # logits carry 16 fraction bits here
 
 
 def sampler(seed: int = 1, vocab: int = 8, **params: object) -> Sampler:
-    return Sampler(SamplingParams(**params), seed, vocab, 16)  # type: ignore[arg-type]
+    return Sampler(SamplingParams(**params), seed, vocab, 16, ReferenceBackend())  # type: ignore[arg-type]
 
 
 def logits(*values: float) -> np.ndarray:
@@ -122,7 +123,7 @@ def test_any_logits_and_parameters_give_a_token(
         repetition_penalty=rep,
         presence_penalty=pres,
     )
-    s = Sampler(params, seed, len(values), 16)
+    s = Sampler(params, seed, len(values), 16, ReferenceBackend())
     s.observe([0])
     assert all(0 <= s.pick(array, p) < len(values) for p in range(3))
 

@@ -84,3 +84,10 @@ def test_projections_agree_on_every_processor(host: Path, arm: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_pool(threads: int, host: Path) -> None:
     assert _run(host / "pool_check", str(threads)).endswith(": 0 wrong\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes(lanes: int, host: Path, tmp_path: Path) -> None:
+    output = _run(host / "lanes_check", str(lanes), "200", tmp_path / "records")
+    assert output.endswith(": 0 wrong\n")

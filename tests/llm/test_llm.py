@@ -173,8 +173,39 @@ def test_a_conversation_goes_on_as_if_read_anew(path: Path) -> None:
         second = llm.chat(longer, seed=2, max_tokens=12)
     with LLM(path, threads=1) as fresh:
         anew = fresh.chat(longer, seed=2, max_tokens=12)
+    assert first.stats.reused_tokens == anew.stats.reused_tokens == 0
+    assert second.stats.reused_tokens >= first.stats.prompt_tokens
     assert second.tokens == anew.tokens
     assert second.stats.fingerprint == anew.stats.fingerprint
+
+
+def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -> None:
+    """Whatever the model did before, a turn is what a fresh model answers."""
+    opening, other = Message("user", "One?"), Message("user", "Other?")
+
+    def fresh(messages: list[Message]) -> tuple[tuple[int, ...], str]:
+        with LLM(path, threads=1) as model:
+            done = model.chat(messages, seed=2, max_tokens=12)
+            return done.tokens, done.stats.fingerprint
+
+    with LLM(path, threads=1) as llm:
+
+        def same(messages: list[Message]) -> int:
+            done = llm.chat(messages, seed=2, max_tokens=12)
+            assert (done.tokens, done.stats.fingerprint) == fresh(messages)
+            return done.stats.reused_tokens
+
+        stream = llm.stream_chat([opening], seed=1, max_tokens=LONG)
+        next(stream)
+        llm.cancel()
+        list(stream)
+        assert llm.last is not None
+        assert llm.last.finish_reason == "cancelled"
+        turns = [opening, Message("assistant", llm.last.text), Message("user", "Two?")]
+        assert same(turns) >= len(llm.chat_ids([opening]))
+        assert 0 < same([other]) < len(llm.chat_ids([other])) - 1
+        llm.logits(llm.prompt_ids("x"))  # takes the cache for itself
+        assert same(turns) == 0
 
 
 def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
@@ -184,6 +215,6 @@ def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
         llm.generate("x", temperature=float("nan"))
     with pytest.raises(FileError, match="no such file"):
         LLM(tmp_path / "nothing")
-    with pytest.raises(InputError, match="memory_gb"):
+    with pytest.raises(InputError, match="the budget is"):
         LLM(path, memory_gb=0.0001)
     assert llm.generate("x", seed=1, max_tokens=1).stats.new_tokens == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
+from headrace.artifact.container import open_artifact
 from headrace.errors import FileError, InputError, UnsupportedError
 from headrace.text import charsmap
-from headrace.text.gguf_vocab import build_tokenizer_json, special_ids
+from headrace.text.gguf_vocab import build_tokenizer_json
 from headrace.text.tokenizer import Tokenizer
 
 Meta = dict[str, Any]
@@ -144,18 +144,15 @@ def test_smollm_metadata_equals_its_original(smollm: Library) -> None:
         same((Tokenizer.from_json(built), smollm), text)
 
 
-def test_the_real_gguf_equals_its_original(smollm: Library) -> None:
-    path = os.environ.get("HEADRACE_TEST_GGUF", "")
-    if not Path(path).is_file():
-        pytest.skip("no SmolLM2 GGUF (HEADRACE_TEST_GGUF)")
-    fields = pytest.importorskip("gguf").GGUFReader(path).fields
-    metadata = {k: f.contents() for k, f in fields.items() if k.startswith("tokenizer.")}
-    ours = Tokenizer.from_json(build_tokenizer_json(metadata))
+def test_the_real_gguf_equals_its_original(smollm: Library, default_model: Path) -> None:
+    """The pull made this tokenizer from the metadata of the registry's GGUF."""
+    artifact = open_artifact(default_model)
+    assert artifact.manifest.source["kind"] == "gguf"
+    ours = Tokenizer.from_file(artifact.tokenizer_path)
     for text in CORPUS + LOOKALIKES:
         same((ours, smollm), text)
-    assert special_ids(metadata).bos == 1
-    assert special_ids(metadata).eos == (2, 0)
-    assert special_ids(metadata).add_bos is False
+    info = artifact.manifest.tokenizer
+    assert (info.bos, info.add_bos, info.end) == (1, False, (2, 0))
 
 
 def sentences() -> list[str]:

@@ -27,6 +27,7 @@ SCALE_BITS = 21  # the largest |value| of a quantised vector is normalised to th
 CODE_MAX = 127
 SUM_SHIFT = 13  # scale * code sum is stored rounded by this many bits (R3)
 NORM_BITS = 24  # RMSNorm normalises its input to this many bits
+NORM_UP = 12  # and shifts it up by no more than this
 GAIN_BITS = 23  # width of the integer gains of a norm
 ROPE_LOW = 256  # positions of the low rotary table
 ROPE_BITS = 30
@@ -35,6 +36,9 @@ SIGMOID_STEPS = 64  # intervals for one unit
 SIGMOID_BITS = 24
 CODE16_MAX = 32767  # of a router's codes and its input (R12)
 SHARE_BITS = 30  # of an expert's weight (R13)
+EXPERT_HEADROOM = (
+    4  # an expert's output has so many fraction bits less: shares bring it back into range (R14)
+)
 LOG2E_Q20 = 1512775  # log2(e) * 2^20 (R11, R13)
 
 # 2^-f = 1 - f (C1 - f (C2 - f (C3 - f C4))) for f in [0, 1), Q16; largest error 2 units (R8).

@@ -184,7 +184,7 @@ def rms_norm(
 ) -> tuple[Int, int]:
     """RMSNorm of fixed-point x (int32 range, [K], K <= 16384): (values of 31 bits, exponent)."""
     width = bit_length(int(np.abs(x).max()))
-    shift = min(n.NORM_BITS - width, 12)
+    shift = min(n.NORM_BITS - width, n.NORM_UP)
     reduced = shift_round(x, -shift)
     mean = int((reduced * reduced).sum()) // len(x)
     mean += _shift_floor(eps[0], -eps[1] - 2 * (fraction_bits + shift))
@@ -319,7 +319,9 @@ def embed(weight: Weight, row: int, fraction_bits: int) -> Saturated:
 # R12 .. R15 -------------------------------------------------------------------------------------
 
 
-def route_logits(x: Int, exponent: int, codes: Int, exponents: Int, fraction_bits: int) -> Saturated:
+def route_logits(
+    x: Int, exponent: int, codes: Int, exponents: Int, fraction_bits: int
+) -> Saturated:
     """Router logits of a normed vector (R4's values and exponent) in fixed point: [E].
 
     The vector is rounded to 16 bits by its own largest element. codes int16 range [E, K]; a sum is
@@ -348,9 +350,10 @@ def choose_experts(logits: Int, top_k: int, normalise: bool, fraction_bits: int)
 def mix_experts(x: Int, outputs: Int, weights: Int) -> Saturated:
     """x plus the weighted outputs of its chosen experts: outputs [top_k, K], weights [top_k], Q30.
 
+    Outputs have EXPERT_HEADROOM fraction bits less than x: one that is many times x must not be clipped.
     Every product is rounded alone, so the order of the experts cannot matter.
     """
-    parts = shift_round(outputs * weights[:, None], n.SHARE_BITS)
+    parts = shift_round(outputs * weights[:, None], n.SHARE_BITS - n.EXPERT_HEADROOM)
     return saturate(x + parts.sum(axis=0))
 
 

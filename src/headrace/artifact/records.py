@@ -26,11 +26,7 @@ from headrace.models.config import DenseConfig
 RECORD_ALIGNMENT = 4096  # of a record, in the file and in memory
 EXPERTS_PREFIX = "experts-"  # of the names of files that hold records and nothing else
 _FIELD_ALIGNMENT = 64
-_NUMPY: Mapping[str, np.dtype[Any]] = {
-    "U8": np.dtype(np.uint8),
-    "I16": np.dtype(np.int16),
-    "I32": np.dtype(np.int32),
-}
+_NUMPY = {"U8": "|u1", "I16": "<i2", "I32": "<i4"}
 
 Entry = Mapping[str, Any]  # of the manifest: format, shape [n, k], group
 
@@ -53,9 +49,9 @@ def expert_layout(gate_up: Entry, down: Entry) -> ExpertLayout:
     for entry in (gate_up, down):
         fields: dict[str, FieldSpan] = {}
         for key, (dtype, shape) in weight_arrays("w", entry).items():
-            kind = _NUMPY[dtype]
-            fields[key.removeprefix("w.")] = FieldSpan(kind.str, tuple(shape), at)
-            at += -(-math.prod(shape) * kind.itemsize // _FIELD_ALIGNMENT) * _FIELD_ALIGNMENT
+            size = math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
+            fields[key.removeprefix("w.")] = FieldSpan(_NUMPY[dtype], tuple(shape), at)
+            at += -(-size // _FIELD_ALIGNMENT) * _FIELD_ALIGNMENT
         n, k = entry["shape"]
         spans.append(WeightSpans(fields, n, k, int(entry["format"][1]), entry["group"]))
     return ExpertLayout(spans[0], spans[1], -(-at // RECORD_ALIGNMENT) * RECORD_ALIGNMENT)

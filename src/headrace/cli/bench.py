@@ -62,11 +62,12 @@ def bench(
     repetitions: int = 3,
     threads: int | None = None,
     kernels: str | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
     """Measure load, prefill of 512 tokens, and decode at contexts of 16 and 1,000 tokens.
 
-    Every repetition must give the same logits; the last line is their fingerprint.
+    A context that the model does not have is cut. Every repetition must give the same logits; the last
+    line is their fingerprint. HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
 
     Parameters
     ----------
@@ -75,9 +76,9 @@ def bench(
     repetitions
         How often each is measured; the median is shown.
     threads
-        Threads of the kernels; all usable processors if not given.
+        Threads of the kernels; every usable processor if not set.
     kernels
-        Kernel tier: amx, avx512, avx2, neon, portable, reference or auto.
+        Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
     json
         Print one JSON object.
     """
@@ -153,7 +154,8 @@ class _Bench:
         """Seconds of reading `context` tokens and of `count` steps after it, and the logits' digest."""
         engine, digest = self._engine, hashlib.sha256()
         vocab = engine.config.vocab_size
-        sampler = Sampler(SamplingParams(temperature=0.0), 0, vocab, engine.fraction_bits)
+        params = SamplingParams(temperature=0.0)
+        sampler = Sampler(params, 0, vocab, engine.fraction_bits, engine.backend)
         sequence = engine.new_sequence()
         try:
             start = time.perf_counter()

@@ -27,13 +27,13 @@ def convert(
     source
         A GGUF file (the first, if it is split), or a directory with config.json.
     target
-        The artifact's directory; it appears only when it is complete.
+        The artifact's directory; it appears when it is complete, and replaces an artifact but nothing else.
     bits
-        Bits of a weight that comes as floats.
+        Bits of a weight that the source holds as floats.
     group
-        How many weights share a scale.
+        How many such weights share a scale.
     embed_bits
-        Bits of the embedding and the head.
+        Bits of the embedding and the head, where the source holds them as floats.
     """
     from headrace.artifact.convert import convert as convert_artifact
     from headrace.artifact.sources import ConvertOptions

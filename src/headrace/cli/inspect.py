@@ -19,15 +19,15 @@ from headrace.cli import progress
 def inspect(
     path: str,
     *,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    verify: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    verify: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
     """Show a model's family, shapes, formats, sizes, identity, tokenizer and template.
 
     Parameters
     ----------
     path
-        An artifact, or anything that `headrace run` takes.
+        An artifact, or anything else that `headrace run` takes; it is converted first.
     json
         Print one JSON object.
     verify

@@ -17,14 +17,7 @@ from headrace.errors import CancelledError, HeadraceError
 
 USAGE = 2
 
-COMMANDS = {
-    "run": "Answer a prompt, or chat when there is a terminal and no prompt.",
-    "pull": "Download a model of the registry, check it and convert it.",
-    "convert": "Convert a GGUF file or a model directory into an artifact.",
-    "inspect": "Show what a model holds.",
-    "bench": "Measure load, prefill and decode.",
-    "selfcheck": "Check that every kernel tier computes the same bits.",
-}
+COMMANDS = ("run", "pull", "convert", "inspect", "doctor", "bench", "selfcheck")
 
 
 def make_app() -> cyclopts.App:
@@ -35,8 +28,8 @@ def make_app() -> cyclopts.App:
         version=_version,
         help_format="plaintext",
     )
-    for name, about in COMMANDS.items():
-        app.command(f"headrace.cli.{name}:{name}", name=name, help=about)
+    for name in COMMANDS:
+        app.command(f"headrace.cli.{name}:{name}", name=name)
     return app
 
 
@@ -83,7 +76,11 @@ def _guarded(act: Callable[[], int]) -> int:
 
 
 def _call(arguments: Sequence[str]) -> int:
-    result = make_app()(
+    app = make_app()
+    if not arguments or arguments[0] in app.help_flags:
+        for name in COMMANDS:
+            app[name]  # loads it: the list shows what each module says of itself
+    result = app(
         list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
     )
     return result if isinstance(result, int) else 0

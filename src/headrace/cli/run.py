@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +15,75 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
+from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.errors import InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
+from headrace.memory.inputs import PlanOptions
 from headrace.values import GenerationStats, SamplingParams
 
 Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
-Texts = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+NO_DEFAULT = Parameter(show_default=False)
 DEFAULTS = SamplingParams()
+
+
+def _about(text: str) -> Parameter:
+    return Parameter(help=text, negative=())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SamplingFlags:
+    """The flags that say how tokens are picked."""
+
+    greedy: Annotated[
+        bool, NO_DEFAULT, _about("Always pick the likeliest token: temperature 0.")
+    ] = False
+    seed: Annotated[
+        int | None,
+        _about("Seed of the draws, 0 to 2^64 - 1. Without it a random one is drawn and reported."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, _about("Most tokens to write. Without it, as many as the context holds.")
+    ] = None
+    temperature: Annotated[
+        float | None, _about(f"0 is greedy; {DEFAULTS.temperature} if not given.")
+    ] = None
+    top_p: Annotated[
+        float,
+        _about("Keep the likeliest tokens that together have this probability; 1 keeps all."),
+    ] = DEFAULTS.top_p
+    top_k: Annotated[int, _about("Keep this many of the likeliest tokens; 0 keeps all.")] = (
+        DEFAULTS.top_k
+    )
+    min_p: Annotated[
+        float,
+        _about("Keep tokens that are at least this share as likely as the likeliest; 0 keeps all."),
+    ] = DEFAULTS.min_p
+    presence_penalty: Annotated[
+        float, _about("Subtracted from the logit of every token that the answer holds already.")
+    ] = DEFAULTS.presence_penalty
+    repetition_penalty: Annotated[
+        float,
+        _about(
+            "Makes the tokens of the prompt and the answer less likely: divides a positive logit, "
+            "multiplies a negative one; 1 does nothing."
+        ),
+    ] = DEFAULTS.repetition_penalty
+    stop: Annotated[
+        list[str] | None,
+        Parameter(allow_leading_hyphen=True),
+        _about("End in front of this text; may be given several times."),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """The same as a value. Raises SettingError."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
+        chosen |= {"temperature": _temperature(self.greedy, self.temperature)}
+        return SamplingParams(**{**chosen, "stop": tuple(self.stop or ())})
+
+
+NO_FLAGS = SamplingFlags()
 
 
 def run(
@@ -30,26 +92,19 @@ def run(
     prompt: Text = None,
     system: Text = None,
     raw: Flag = False,
-    greedy: Flag = False,
-    seed: int | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_p: float = DEFAULTS.top_p,
-    top_k: int = DEFAULTS.top_k,
-    min_p: float = DEFAULTS.min_p,
-    presence_penalty: float = DEFAULTS.presence_penalty,
-    repetition_penalty: float = DEFAULTS.repetition_penalty,
-    stop: Texts = None,
+    sampling: SamplingFlags = NO_FLAGS,
     threads: int | None = None,
     kernels: str | None = None,
-    max_context: int | None = None,
+    memory: MemoryOptions = DEFAULT_MEMORY,
+    trace_routes: Path | None = None,
     stats_json: Path | None = None,
     digest: Flag = False,
 ) -> int:
     """Answer a prompt, or chat when there is a terminal and no prompt.
 
     The answer goes to standard output, statistics to standard error; they end in a fingerprint of
-    the logits, which is the same on every machine.
+    the logits, which is the same on every machine. Control-C ends an answer with exit code 130.
+    HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
 
     Parameters
     ----------
@@ -58,59 +113,36 @@ def run(
     prompt
         What to answer. Without it, standard input is read when it is piped.
     system
-        A system message for the conversation.
+        A system message in front of the prompt or the chat.
     raw
         Continue the prompt as it stands, without the chat template.
-    greedy
-        Pick the most likely token always: temperature 0.
-    seed
-        Seed of the draws, 0 to 2^64 - 1. Without it a random one is drawn and reported.
-    max_tokens
-        Most tokens to write. Without it, as many as the context holds.
-    temperature
-        0 is greedy; 0.7 if not given.
-    top_p
-        Keep the likeliest tokens that together have this probability; 1 keeps all.
-    top_k
-        Keep this many of the likeliest tokens; 0 keeps all.
-    min_p
-        Keep tokens at least this likely, relative to the likeliest; 0 keeps all.
-    presence_penalty
-        Subtracted from the logit of every token that occurred.
-    repetition_penalty
-        Divides the logit of every token that occurred; 1 does nothing.
-    stop
-        End before this text; may be given several times.
     threads
-        Threads of the kernels; all usable processors if not given.
+        Threads of the kernels; every usable processor if not set.
     kernels
-        Kernel tier: amx, avx512, avx2, neon, portable, reference or auto.
-    max_context
-        Positions to make room for, at most the model's own.
+        Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
+    trace_routes
+        Write the experts that every position of every layer chose to this file (models with experts).
     stats_json
-        Also write the statistics to this file.
+        Also write the statistics to this file as JSON; needs a prompt.
     digest
-        Print the fingerprint in place of the answer.
+        Print the fingerprint in place of the answer; needs a prompt.
     """
-    sampling = SamplingParams(
-        temperature=_temperature(greedy, temperature),
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-    )
+    params = sampling.params()
     if stats_json is not None:
         stats.check_writable(stats_json)
     text = _prompt(prompt, raw)
-    with loaded(model, threads=threads, kernels=kernels, max_context=max_context) as (llm, facts):
+    if text is None and (raw or digest or stats_json is not None):
+        raise InputError(
+            "--raw, --digest and --stats-json need a prompt", hint="give --prompt, or pipe one in"
+        )
+    options = memory.options()
+    with loaded(
+        model, threads=threads, kernels=kernels, memory=options, trace_routes=trace_routes
+    ) as (llm, facts):
         if text is None:
-            return _chat(llm, facts, system, sampling, raw)
+            return _chat(llm, facts, system, params)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        code = answer(llm, llm.stream_ids(ids, sampling, continues=raw), quiet=digest)
+        code = answer(llm, llm.stream_ids(ids, params, continues=raw), quiet=digest)
         return _report(llm, facts, code, stats_json, digest)
 
 
@@ -138,13 +170,20 @@ def _prompt(given: str | None, raw: bool) -> str | bytes | None:
 
 @contextmanager
 def loaded(
-    model: str, *, threads: int | None, kernels: str | None, max_context: int | None
+    model: str,
+    *,
+    threads: int | None,
+    kernels: str | None,
+    memory: PlanOptions,
+    trace_routes: Path | None = None,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
     start = time.perf_counter()
-    with LLM(path, threads=threads, kernels=kernels, max_context=max_context) as llm:
+    with LLM(
+        path, threads=threads, kernels=kernels, memory=memory, trace_routes=trace_routes
+    ) as llm:
         backend = llm.engine.backend
         yield (
             llm,
@@ -174,11 +213,7 @@ def _stats(llm: LLM) -> GenerationStats:
     return llm.last.stats
 
 
-def _chat(
-    llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams, raw: bool
-) -> int:
+def _chat(llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams) -> int:
     from headrace.cli import chat
 
-    if raw:
-        raise InputError("a raw prompt is missing", hint="give --prompt, or pipe one in")
     return chat.chat(llm, facts, system, sampling)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import SettingError
-from headrace.values import GenerationStats
+from headrace.values import ExpertStats, GenerationStats
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def peak_memory_bytes() -> int:
 
 def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
     """The report for people; the last line is the fingerprint."""
+    reused = f" after {stats.reused_tokens:,} reused" if stats.reused_tokens else ""
     yield (
-        f"read {_phase(stats.prompt_tokens, stats.prefill_seconds, stats.prefill_rate)},"
+        f"read {_phase(stats.read_tokens, stats.prefill_seconds, stats.prefill_rate)}{reused},"
         f" wrote {_phase(stats.new_tokens, stats.decode_seconds, stats.decode_rate)}"
     )
     yield (
@@ -45,10 +46,21 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
         f" {facts.kernels} kernels, {_count(facts.threads, 'thread')}, seed {stats.seed},"
         f" ended by {stats.finish_reason}"
     )
+    if stats.experts is not None:
+        yield _experts(stats.experts)
     clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
     if clipped:
         yield f"saturated values: {', '.join(clipped)}"
     yield f"fingerprint {stats.fingerprint}"
+
+
+def _experts(experts: ExpertStats) -> str:
+    guessed = f", {experts.guessed_right / experts.guessed:.0%} guessed" if experts.guessed else ""
+    return (
+        f"experts: {experts.uses:,} used, {experts.hit_rate:.1%} in memory{guessed};"
+        f" read {experts.bytes_read / 1e6:,.0f} MB ({experts.bytes_wasted / 1e6:,.0f} in vain),"
+        f" waited {experts.seconds_waited:.2f} s"
+    )
 
 
 def _phase(count: int, seconds: float, rate: float) -> str:

@@ -9,36 +9,45 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
+from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
-from headrace.kernels.program import Batch, ModelShape
-from headrace.kernels.select import select
+from headrace.experts.stream import ExpertStream, StreamOptions
+from headrace.experts.trace import RouteHeader, RouteRecorder
+from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program
+from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
 from headrace.models.families import family
-from headrace.values import FinishReason, GenerationStats, SamplingParams, Token
+from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
 
 DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted."""
+    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted.
+
+    more: further tokens of the same prompt follow in the next pass.
+    """
 
     sequence: Sequence
     tokens: Tokens[int]
     all_logits: bool = False
+    more: bool = False
 
 
 class Engine:
@@ -53,21 +62,32 @@ class Engine:
         max_context: int | None = None,
         num_sequences: int = 1,
         chunk: int = DEFAULT_CHUNK,
+        logit_rows: int = LOGIT_ROWS,
+        experts: StreamOptions | None = None,
+        trace_routes: Path | None = None,
     ) -> None:
-        """max_context: positions of one sequence, at most the model's own. Raises InputError."""
+        """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
+        in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
         self.config = DenseConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
         self.context = self._context(max_context)
         self.end_tokens = frozenset(artifact.manifest.end_tokens)
         self._program = build_program(
-            self.config, artifact.manifest.tensors, artifact.tensors, self.fraction_bits
+            self.config,
+            artifact.manifest.tensors,
+            artifact.tensors,
+            self.fraction_bits,
+            {r.layer: r.layout for r in artifact.records},
         )
+        self._program = _within(self._program, self.context)
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
+        self._logit_rows = min(logit_rows, self._chunk)
         self._runner = self.backend.compile(
-            self._program, capacity=self._chunk, logit_capacity=self._chunk
+            self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
@@ -86,6 +106,38 @@ class Engine:
 
     def close(self) -> None:
         self._runner.close()
+        if self._mixture is not None:
+            self._mixture.stream.close()
+
+    @property
+    def experts(self) -> ExpertStream | None:
+        """The stream of experts; None for a dense model."""
+        return None if self._mixture is None else self._mixture.stream
+
+    def _open_experts(
+        self, artifact: Artifact, options: StreamOptions | None, trace_routes: Path | None
+    ) -> Mixture | None:
+        records = artifact.records
+        if not records:
+            if trace_routes is not None:
+                raise InputError("there are no routes to trace: the model has no experts")
+            return None
+        if options is None:
+            total = sum(r.num_experts for r in records)
+            options = StreamOptions(slots=total, max_slots=total)
+        shape, recorder = self._program.shape, None
+        if trace_routes is not None:
+            header = RouteHeader(shape.num_layers, shape.num_experts, shape.top_k)
+            recorder = RouteRecorder(trace_routes, header)
+        stream = ExpertStream(
+            records,
+            shape.num_layers,
+            shape.num_experts,
+            options,
+            native=None if self.backend.name == "reference" else native_module(),
+            recorder=recorder,
+        )
+        return Mixture(self._program, self._runner, stream)
 
     @property
     def shape(self) -> ModelShape:
@@ -103,7 +155,11 @@ class Engine:
             item.sequence.reserve(len(item.tokens))
         batch = _batch(work)
         self._check(batch)
-        self._runner.run(0, len(self._program.ops), batch, self._cache)
+        if self._mixture is None:
+            self._runner.run(0, len(self._program.ops), batch, self._cache)
+        else:
+            last = not any(item.more for item in work)
+            self._mixture.run(batch, self._cache, admit=last)
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
@@ -112,8 +168,8 @@ class Engine:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
         if not tokens:
             raise InputError("there are no tokens to read")
-        for at in range(0, len(tokens), self._chunk):
-            logits = self.forward([Work(sequence, tokens[at : at + self._chunk])])
+        for part, more in self._chunks(tokens):
+            logits = self.forward([Work(sequence, part, more=more)])
         last: NDArray[np.int32] = logits[0]
         return last
 
@@ -122,13 +178,19 @@ class Engine:
         self._fits(len(tokens))
         sequence = self.new_sequence()
         try:
+            step = self._logit_rows
             parts = [
-                self.forward([Work(sequence, tokens[at : at + self._chunk], True)]).copy()
-                for at in range(0, len(tokens), self._chunk)
+                self.forward([Work(sequence, tokens[at : at + step], True)]).copy()
+                for at in range(0, len(tokens), step)
             ]
         finally:
             sequence.release()
         return np.concatenate(parts)
+
+    def _chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
+        """Tokens in passes, each with whether more follow."""
+        for at in range(0, len(tokens), self._chunk):
+            yield tokens[at : at + self._chunk], at + self._chunk < len(tokens)
 
     def kv_bytes(self, sequence: Sequence) -> bytes:
         """Every byte that the cache holds of a sequence's whole tiles' positions, for comparison."""
@@ -138,19 +200,30 @@ class Engine:
         """Clipped values since the engine was made, by site."""
         return dict(self._runner.saturations())
 
+    def expert_stats(self) -> ExpertStats | None:
+        """Since the engine was made; None for a dense model."""
+        return None if self._mixture is None else self._mixture.stats()
+
     def generate(
         self,
         prompt: Tokens[int],
         sampling: SamplingParams,
         *,
         cancel: Callable[[], bool] | None = None,
+        sequence: Sequence | None = None,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
-        The end token is yielded last. Raises ContextError when the prompt does not fit.
+        The end token is yielded last. sequence: one of this engine's, which stays the caller's; the
+        prefix that it shares with `prompt` is not read again, and the tokens and logits are those of a
+        new sequence. Raises ContextError when the prompt does not fit, InputError
+        when it is empty or holds an unknown token.
         """
+        if not prompt:
+            raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
-        return _Generation(self, list(prompt), sampling, cancel or (lambda: False)).run()
+        self._known(min(prompt), max(prompt))
+        return _Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
@@ -168,7 +241,12 @@ class Engine:
     def _check(self, batch: Batch) -> None:
         if len(batch.tokens) > self._chunk:
             raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {self._chunk}")
-        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        if len(batch.logit_rows) > self._logit_rows:
+            raise InputError(f"{len(batch.logit_rows)} rows of logits, room for {self._logit_rows}")
+        self._known(int(batch.tokens.min()), int(batch.tokens.max()))
+
+    def _known(self, low: int, high: int) -> None:
+        """The smallest and the largest of some tokens are in the vocabulary."""
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
@@ -199,27 +277,35 @@ class _Generation:
     """The state of one generation: its sequence, its picker, its clock and its fingerprint."""
 
     def __init__(
-        self, engine: Engine, prompt: list[int], params: SamplingParams, cancel: Callable[[], bool]
+        self,
+        engine: Engine,
+        prompt: list[int],
+        params: SamplingParams,
+        cancel: Callable[[], bool],
+        kept: Sequence | None,
     ) -> None:
         self._engine = engine
+        self._kept = kept
+        self._reused = 0
         self._prompt = prompt
         self._cancel = cancel
         room = engine.context - len(prompt)
         self._limit = min(params.max_tokens or room, room)
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         vocab = engine.config.vocab_size
-        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits)
+        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
         self._sampler.observe(prompt)
         self._hash = hashlib.sha256()
         self._before = engine.saturations()
+        self._experts_before = engine.expert_stats()
         self._times = [time.perf_counter()] * 2
         self._count = 0
 
     def run(self) -> Generator[Token, None, None]:
-        sequence = self._engine.new_sequence()
+        sequence = self._engine.new_sequence() if self._kept is None else self._kept
         reason: FinishReason = "cancelled"
         try:
-            unread = self._prompt
+            unread = self._sync(sequence)
             while not self._cancel():
                 token = self._next(sequence, unread)
                 if token is None:
@@ -230,16 +316,23 @@ class _Generation:
                     break
                 unread = [token.id]
         finally:
-            sequence.release()
+            if self._kept is None:
+                sequence.release()
             self._engine.stats = self._stats(reason)
+
+    def _sync(self, sequence: Sequence) -> list[int]:
+        """What is left to read: at least the last token, because its logits are wanted."""
+        last = self._prompt[-1:]
+        unread = sequence.sync(self._prompt[:-1]) + last
+        self._reused = len(sequence)
+        return unread
 
     def _next(self, sequence: Sequence, unread: list[int]) -> Token | None:
         """Read what is unread, in chunks that a cancellation can stop, and pick."""
-        chunk = self._engine._chunk
-        for at in range(0, len(unread), chunk):
-            if at and self._cancel():
+        for number, (part, more) in enumerate(self._engine._chunks(unread)):
+            if number and self._cancel():
                 return None
-            logits = self._engine.forward([Work(sequence, unread[at : at + chunk])])[0]
+            logits = self._engine.forward([Work(sequence, part, more=more)])[0]
         self._hash.update(logits.data)
         token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
         self._count += 1
@@ -252,6 +345,7 @@ class _Generation:
         after = self._engine.saturations()
         return GenerationStats(
             prompt_tokens=len(self._prompt),
+            reused_tokens=self._reused,
             new_tokens=self._count,
             prefill_seconds=first - start,
             decode_seconds=time.perf_counter() - first if self._count else 0.0,
@@ -259,7 +353,20 @@ class _Generation:
             fingerprint=self._hash.hexdigest()[:32],
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
+            experts=_difference(self._engine.expert_stats(), self._experts_before),
         )
+
+
+def _difference(after: ExpertStats | None, before: ExpertStats | None) -> ExpertStats | None:
+    if after is None or before is None:
+        return None
+    then = asdict(before)
+    return ExpertStats(**{name: value - then[name] for name, value in asdict(after).items()})
+
+
+def _within(program: Program, context: int) -> Program:
+    """The same program with rotary tables, and so with scratch memory, for a shorter context."""
+    return replace(program, rope_high=program.rope_high[: -(-context // ROPE_LOW)])
 
 
 def _aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

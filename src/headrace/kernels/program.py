@@ -6,7 +6,8 @@ are frozen values; nothing here computes.
 
 Buffers, one row a token of the batch: `X` i32[rows, hidden] (residual), `QKV` i32[rows, q + 2 kv],
 `MIXED` i32[rows, q], `GATE_UP` i32[rows, 2 ffn_rows], `LOGITS` i32[logit rows, vocab], `SHARED` i32[rows, hidden]
-(output of a shared expert), and one block activation of the width that the last producer wrote (Norm, Quantize, SiluMul).
+(output of a shared expert), and one block activation of the width that the last producer wrote (Norm, Quantize,
+SiluMul).
 
 Experts are no operands: they lie in `ExpertSlots`, which the caller fills. A run stops after a `Route` whose
 experts do not all have a slot, and is resumed there once they have.
@@ -22,8 +23,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arith.sampling import Draw, Logits
+
 PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
 PAGE_TOKENS = 64
+LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked for
 
 SITES = (
     "embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention",
@@ -178,6 +182,15 @@ class Router:
 
 
 @dataclass(frozen=True, eq=False)
+class Ahead:
+    """The router of a later layer, applied early to guess its experts; a guess changes no result."""
+
+    layer: int
+    gain: Gain
+    router: Router
+
+
+@dataclass(frozen=True, eq=False)
 class Route:
     """X -> the chosen experts of every row and their weights (R12, R13).
 
@@ -191,6 +204,7 @@ class Route:
     top_k: int
     normalise: bool
     gate: bool = False
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +307,7 @@ class ExpertSlots:
 
 
 EMPTY, READING, READY, FAILED = range(4)
+FORECAST_ROWS = 4  # passes of more rows use most experts anyway
 
 
 class Runner(Protocol):
@@ -303,8 +318,8 @@ class Runner(Protocol):
     def run(self, begin: int, end: int, batch: Batch, cache: NDArray[np.uint8]) -> int:
         """Run operations [begin, end) over at most `capacity` rows; cache u8[pages, page_bytes].
 
-        Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without
-        a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
+        Returns the operation before which it stopped: `end`, or the one after a Route that chose, or with lookahead
+        guessed, an expert without a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
         """
 
     def bind_slots(self, slots: ExpertSlots) -> None:
@@ -313,7 +328,24 @@ class Runner(Protocol):
     def routes(self) -> NDArray[np.int32]:
         """Experts that the last Route chose, i32[rows, top_k], the likeliest first."""
 
-    def run_experts(self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool) -> None:
+    def set_lookahead(self, on: bool) -> None:
+        """Whether routes guess ahead, in passes of at most FORECAST_ROWS rows."""
+
+    def set_watched(self, on: bool) -> None:
+        """Whether runs stop after every Route."""
+
+    def expert_uses(self) -> int:
+        """How many experts, counted once a layer and pass, were used since the runner was made."""
+
+    def seconds_waited(self) -> float:
+        """Time that kernels waited for experts to be read, of all threads together."""
+
+    def forecast(self) -> NDArray[np.int32]:
+        """Experts that the last Route guessed for its `ahead` layer, i32[rows, top_k]; no rows without a guess."""
+
+    def run_experts(
+        self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
+    ) -> None:
         """A part of the `Experts` at `index`: these experts alone, from these slots, whatever the table says.
 
         Parts may come in any order; the sum over all chosen experts is added to X with the `last` one.
@@ -336,3 +368,6 @@ class Backend(Protocol):
 
     def compile(self, program: Program, *, capacity: int, logit_capacity: int) -> Runner:
         """Allocate the workspace and bind the program to it."""
+
+    def draw(self, logits: Logits, how: Draw, word: int) -> int:
+        """The token that the 64-bit random `word` picks from logits [vocab] (R11)."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith import numbers, ops
-from headrace.kernels import program as p
+from headrace.arith import numbers, ops, sampling
 from headrace.errors import ExpertReadError
+from headrace.kernels import program as p
 from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
 
 Int = NDArray[np.int64]
@@ -22,6 +22,9 @@ class ReferenceBackend:
 
     def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> ReferenceRunner:
         return ReferenceRunner(program, capacity, logit_capacity)
+
+    def draw(self, logits: sampling.Logits, how: sampling.Draw, word: int) -> int:
+        return sampling.draw(logits, how, word)
 
 
 class ReferenceRunner:
@@ -44,6 +47,9 @@ class ReferenceRunner:
         self._chosen = np.zeros((0, shape.top_k), np.int64)
         self._shares = np.zeros((0, shape.top_k), np.int64)
         self._gates = np.zeros((0, 1), np.int64)
+        self._lookahead = self._watched = False
+        self._uses = 0
+        self._guessed = np.zeros((0, shape.top_k), np.int64)
         self._outputs: dict[tuple[int, int], Int] = {}  # of (row, expert)
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
@@ -52,7 +58,7 @@ class ReferenceRunner:
         for index in range(begin, end):
             op = self._program.ops[index]
             self._step(op, batch, cache)
-            if isinstance(op, p.Route) and self._lacks_slots(op.layer):
+            if isinstance(op, p.Route) and self._lacks_slots(op):
                 return index + 1
         return end
 
@@ -61,6 +67,21 @@ class ReferenceRunner:
 
     def routes(self) -> NDArray[np.int32]:
         return self._chosen.astype(np.int32)
+
+    def set_lookahead(self, on: bool) -> None:
+        self._lookahead = on
+
+    def set_watched(self, on: bool) -> None:
+        self._watched = on
+
+    def expert_uses(self) -> int:
+        return self._uses
+
+    def seconds_waited(self) -> float:
+        return 0  # it never waits
+
+    def forecast(self) -> NDArray[np.int32]:
+        return self._guessed.astype(np.int32)
 
     def run_experts(
         self, index: int, experts: NDArray[np.int32], slots: NDArray[np.int32], last: bool
@@ -213,34 +234,51 @@ class ReferenceRunner:
         assert self._slots is not None, "bind_slots comes first"
         return self._slots
 
-    def _lacks_slots(self, layer: int) -> bool:
-        return bool((self._bound().table[layer, self._chosen] < 0).any())
+    def _lacks_slots(self, op: p.Route) -> bool:
+        table = self._bound().table
+        lacking = self._watched or bool((table[op.layer, self._chosen] < 0).any())
+        guessed = op.ahead is not None and bool((table[op.ahead.layer, self._guessed] < 0).any())
+        return lacking or guessed
 
     def _route(self, op: p.Route) -> None:
-        f, router, chosen, gates = self._shape.fraction_bits, op.router, [], []
+        f, chosen, gates = self._shape.fraction_bits, [], []
         for row in self._rows_of(p.Buffer.X):
-            values, exponent = self._rms(row, op.gain)
-            logits = self._count(
-                "router",
-                ops.route_logits(values, exponent, router.codes, router.exponents, f),
-            )
+            logits = self._count("router", self._router_logits(row, op.gain, op.router))
             gates.append(logits[self._shape.num_experts :])
             logits = logits[: self._shape.num_experts]
             chosen.append(ops.choose_experts(logits, op.top_k, op.normalise, f))
         self._chosen = np.array([ids for ids, _ in chosen]).reshape(-1, op.top_k)
         self._shares = np.array([shares for _, shares in chosen]).reshape(-1, op.top_k)
         self._gates = np.array(gates).reshape(len(chosen), -1)
+        self._guess(op)
+
+    def _router_logits(self, row: Int, gain: p.Gain, router: p.Router) -> ops.Saturated:
+        values, exponent = self._rms(row, gain)
+        codes, exponents = router.codes.astype(np.int64), router.exponents.astype(np.int64)
+        return ops.route_logits(values, exponent, codes, exponents, self._shape.fraction_bits)
+
+    def _guess(self, op: p.Route) -> None:
+        rows, f = self._rows_of(p.Buffer.X), self._shape.fraction_bits
+        guesses = []
+        if self._lookahead and op.ahead is not None and len(rows) <= p.FORECAST_ROWS:
+            for row in rows:
+                logits = self._router_logits(row, op.ahead.gain, op.ahead.router).values
+                logits = logits[: self._shape.num_experts]
+                guesses.append(ops.choose_experts(logits, op.top_k, True, f)[0])
+        self._guessed = np.array(guesses, np.int64).reshape(-1, op.top_k)
 
     def _run_expert(self, op: p.Experts, expert: int, slot: int) -> None:
         slots, f = self._bound(), self._shape.fraction_bits
         if slots.state[slot] != p.READY:
             raise ExpertReadError(op.layer, expert)
         slots.used[slot] = 1
+        self._uses += 1
         gate_up, down = unpack_expert(slots.memory[slot], op.layout)
         for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
             wide = self._count("project", ops.project(self._active[row], gate_up, f))
             inner = self._silu(wide, self._shape.expert_rows)
-            self._outputs[row, expert] = self._count("project", ops.project(inner, down, f))
+            out = ops.project(inner, down, f - numbers.EXPERT_HEADROOM)
+            self._outputs[row, expert] = self._count("project", out)
 
     def _mix(self) -> None:
         rows = self._rows_of(p.Buffer.X)

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
-from typing import Any
+from types import ModuleType
 
 from headrace.errors import KernelUnavailableError, SettingError
-from headrace.kernels.native import NativeBackend
 from headrace.kernels.program import Backend
 from headrace.kernels.reference import ReferenceBackend
 
@@ -23,22 +21,21 @@ NO_NATIVE = (
 )
 
 
-def native_module() -> Any | None:
+def native_module() -> ModuleType | None:
     """The compiled module, or None where it was not built."""
     try:
-        return importlib.import_module("headrace.kernels._native")
+        from headrace.kernels import _native
     except ImportError:
         return None
+    return _native
 
 
 def unavailable() -> dict[str, str]:
     """Every tier by name, best first, with why it cannot run here; "" means that it can."""
-    module = native_module()
-    reasons = dict.fromkeys(TIERS, "the native module was not built" if module is None else "")
-    reasons["reference"] = ""
-    if module is not None:
-        reasons.update({name: reason for name, _, reason in module.tiers()})
-    return reasons
+    reasons = {**dict.fromkeys(TIERS, "the native module was not built"), "reference": ""}
+    if (module := native_module()) is None:
+        return reasons
+    return {**reasons, **{name: reason for name, _, reason in module.tiers()}}
 
 
 def select(name: str | None = None, *, threads: int | None = None) -> Backend:
@@ -60,7 +57,9 @@ def select(name: str | None = None, *, threads: int | None = None) -> Backend:
         raise KernelUnavailableError(f"kernels {name!r} cannot run here: {reasons[name]}")
     if name == "reference":
         return ReferenceBackend()
-    return NativeBackend(native_module(), name, threads or usable_cpus())
+    from headrace.kernels.native import NativeBackend
+
+    return NativeBackend(name, threads or usable_cpus())
 
 
 def usable_cpus() -> int:

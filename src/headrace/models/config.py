@@ -122,6 +122,8 @@ class DenseConfig:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it must be a positive number")
         if self.experts and any(not 0 <= i < self.num_layers for i in self.experts.dense_layers):
             raise InputError(f"dense_layers {self.experts.dense_layers} are not all layers")
+        if Decimal(self.norm_eps) >= 1:
+            raise InputError(f"norm_eps is {self.norm_eps}; it must be below 1")
         if self.rope_factors is not None and len(self.rope_factors) != self.head_dim // 2:
             raise InputError(
                 f"rope_factors holds {len(self.rope_factors)}, not head_dim / 2 values"

@@ -7,6 +7,7 @@ an operation more. Knows operations and tensor names; knows no kernel, file or s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,26 @@ def build_program(
     return _Builder(config, formats, tensors, fraction_bits, layouts or {}).program()
 
 
+def model_shape(c: DenseConfig, fraction_bits: int) -> p.ModelShape:
+    """The sizes of a configuration."""
+    widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
+    return p.ModelShape(
+        hidden=c.hidden_size,
+        num_layers=c.num_layers,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        ffn_rows=padded_rows(widest),
+        ffn_width=padded_width(widest),
+        vocab=c.vocab_size,
+        fraction_bits=fraction_bits,
+        num_experts=c.experts.num_experts if c.experts else 0,
+        top_k=c.experts.top_k if c.experts else 0,
+        expert_rows=c.experts.ffn_rows if c.experts else 0,
+        expert_width=c.experts.ffn_width if c.experts else 0,
+    )
+
+
 def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeight:
     """One packed weight of an artifact, its arrays borrowed."""
     entry = formats[name]
@@ -51,6 +72,16 @@ def packed_weight(name: str, formats: Formats, tensors: Tensors) -> p.PackedWeig
         bits=int(entry["format"][1]),
         group=entry["group"],
     )
+
+
+def _epsilon(text: str, fraction_bits: int) -> tuple[int, int]:
+    """A norm's epsilon, where the sum of R4 that it enters stays below 2^62."""
+    most = Fraction(1 << 61, 4 ** (fraction_bits + numbers.NORM_UP))
+    if Fraction(text) >= most:
+        raise InputError(
+            f"norm_eps is {text}; with {fraction_bits} fraction bits it must be below {float(most):g}"
+        )
+    return numbers.epsilon(text)
 
 
 class _Builder:
@@ -67,7 +98,7 @@ class _Builder:
         self._formats = formats
         self._tensors = tensors
         self._fraction_bits = fraction_bits
-        self._eps = numbers.epsilon(config.norm_eps)
+        self._eps = _epsilon(config.norm_eps, fraction_bits)
 
     def program(self) -> p.Program:
         c = self._config
@@ -81,26 +112,8 @@ class _Builder:
         marks.append(len(ops))
         ops += [p.Select(), p.Norm(self._gain("norm", c.hidden_size))]
         ops += [p.Project(head, p.Buffer.LOGITS)]
-        return p.Program(tuple(ops), self.shape(), *self._tables(), tuple(marks))
-
-    def shape(self) -> p.ModelShape:
-        c = self._config
-        widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
-        return p.ModelShape(
-            hidden=c.hidden_size,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            ffn_rows=padded_rows(widest),
-            ffn_width=padded_width(widest),
-            vocab=c.vocab_size,
-            fraction_bits=self._fraction_bits,
-            num_experts=c.experts.num_experts if c.experts else 0,
-            top_k=c.experts.top_k if c.experts else 0,
-            expert_rows=c.experts.ffn_rows if c.experts else 0,
-            expert_width=c.experts.ffn_width if c.experts else 0,
-        )
+        shape = model_shape(c, self._fraction_bits)
+        return p.Program(tuple(ops), shape, *self._tables(), tuple(marks))
 
     def _layer(self, layer: int) -> list[p.Op]:
         experts = self._config.experts
@@ -150,7 +163,8 @@ class _Builder:
         gain = self._gain(f"{name}.mlp_norm", c.hidden_size)
         shared = experts.shared_ffn_size
         router = self._router(name, experts.num_experts + (shared > 0))
-        route = p.Route(layer, gain, router, experts.top_k, experts.normalise, shared > 0)
+        ahead = self._ahead(layer, experts)
+        route = p.Route(layer, gain, router, experts.top_k, experts.normalise, shared > 0, ahead)
         mix: list[p.Op] = [p.Norm(gain), p.Experts(layer, self._layouts[layer])]
         if not shared:
             return [route, *mix]
@@ -161,6 +175,17 @@ class _Builder:
             *mix,
             p.AddShared(),
         ]
+
+    def _ahead(self, layer: int, experts: ExpertsConfig) -> p.Ahead | None:
+        """What guesses for the next layer that has experts: its own router."""
+        later = (
+            i for i in range(layer + 1, self._config.num_layers) if self._config.has_experts(i)
+        )
+        if (at := next(later, None)) is None:
+            return None
+        name, gated = f"layers.{at}", experts.shared_ffn_size > 0
+        gain = self._gain(f"{name}.mlp_norm", self._config.hidden_size)
+        return p.Ahead(at, gain, self._router(name, experts.num_experts + gated))
 
     def _router(self, name: str, rows: int) -> p.Router:
         shapes = {"codes": (rows, self._config.hidden_size), "exponents": (rows,)}

@@ -1,0 +1,181 @@
+"""`headrace doctor`: the machine, the plan that `run` would load by, and what is here. Loads no model."""
+
+from __future__ import annotations
+
+import json as json_text
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headrace import config, locate
+from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
+from headrace.artifact.room import free_bytes
+from headrace.cli.memory_options import DEFAULT_MEMORY, DEFAULT_SIM, MemoryOptions, SimOptions
+from headrace.errors import FileError, InputError
+from headrace.llm import DEFAULT_MODEL
+from headrace.memory.estimate import Estimate, estimate
+from headrace.memory.facts import model_facts, plan_model
+from headrace.memory.inputs import ModelFacts
+from headrace.memory.ledger import Plan, Refusal
+from headrace.memory.machine import Machine
+from headrace.memory.speed import DiskSpeed, measure_disk, measure_memory
+
+_BUSY = 10.0  # percent of the last ten seconds that something waited for memory
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A model under the home folder: where it is, and how much of the disk it takes."""
+
+    path: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `doctor` shows. `result` is what `run` would be given with the same options."""
+
+    machine: Machine
+    model: str
+    path: str | None
+    facts: ModelFacts | None
+    result: Plan | Refusal | None
+    disk: DiskSpeed | None
+    memory_bytes_per_s: int | None
+    estimate: Estimate | None
+    home: str
+    free_disk_bytes: int
+    installed: tuple[Installed, ...]
+    warnings: tuple[str, ...]
+
+
+def doctor(
+    model: str | None = None,
+    *,
+    memory: MemoryOptions = DEFAULT_MEMORY,
+    sim: SimOptions = DEFAULT_SIM,
+    measure: bool = True,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show the machine, the memory plan of a model and what is downloaded, without loading anything.
+
+    The exit code is 2 where nothing fits.
+
+    Parameters
+    ----------
+    model
+        A name, an artifact, or a file that was converted before; smollm2:135m if not given.
+    measure
+        Read a part of the model past the page cache, and memory, to expect a speed.
+    json
+        Print one JSON object; sizes in bytes.
+    """
+    report = examine(model, memory, sim, measure=measure)
+    if json:
+        print(json_text.dumps(as_json(report), indent=1))
+    else:
+        from headrace.cli import doctor_view
+
+        doctor_view.show(report)
+    if isinstance(report.result, Refusal):
+        raise report.result.error()
+    return 0
+
+
+def examine(model: str | None, memory: MemoryOptions, sim: SimOptions, *, measure: bool) -> Report:
+    """Look at everything; reads manifests and, to measure, some bytes of one weight file."""
+    options, machine = memory.options(), sim.machine()
+    name = DEFAULT_MODEL if model is None else model
+    path, home = locate.found(name), config.load().home
+    facts = result = disk = expected = None
+    bandwidth = measure_memory(machine.cores) if measure else None
+    warnings = _pressure_warnings(machine)
+    if path is None:
+        warnings.append(f"{name} is not ready here, so there is no plan: headrace run gets it")
+    else:
+        manifest = read_manifest(path / MANIFEST_NAME)
+        facts = model_facts(manifest, threads=machine.cores)
+        warnings += _file_warnings(path, manifest)
+        disk = _disk(path, manifest) if measure else None
+        machine = replace(machine, disk_bytes_per_s=disk.bytes_per_s if disk else None)
+        result = plan_model(manifest, options, machine)
+    if isinstance(result, Plan) and facts is not None:
+        expected = estimate(
+            result,
+            facts,
+            disk_bytes_per_s=machine.disk_bytes_per_s,
+            memory_bytes_per_s=bandwidth,
+        )
+        warnings += result.notes
+    return Report(
+        machine=machine,
+        model=name,
+        path=None if path is None else str(path),
+        facts=facts,
+        result=result,
+        disk=disk,
+        memory_bytes_per_s=bandwidth,
+        estimate=expected,
+        home=str(home),
+        free_disk_bytes=free_bytes(home),
+        installed=tuple(_installed(home)),
+        warnings=tuple(warnings),
+    )
+
+
+def _pressure_warnings(machine: Machine) -> list[str]:
+    found = [p.some_avg10 for p in (machine.pressure, machine.group_pressure) if p is not None]
+    if max(found, default=0.0) < _BUSY:
+        return []
+    return [f"programs waited for memory in {max(found):.0f} % of the last ten seconds"]
+
+
+def _file_warnings(path: Path, manifest: Manifest) -> list[str]:
+    """What a load would refuse: files that are missing or have another size."""
+    out = []
+    for name, entry in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            out.append(f"{file} is missing")
+        elif file.stat().st_size != entry.nbytes:
+            out.append(f"{file} has {file.stat().st_size:,} bytes, not {entry.nbytes:,}")
+    return out
+
+
+def _disk(path: Path, manifest: Manifest) -> DiskSpeed | None:
+    """The speed of the disk under a model's largest file; None where that cannot be read."""
+    if not manifest.files:
+        return None
+    largest = max(manifest.files, key=lambda name: manifest.files[name].nbytes)
+    try:
+        return measure_disk(path / largest)
+    except FileError:
+        return None
+
+
+def _installed(home: Path) -> list[Installed]:
+    """Artifacts under the home folder, by name; one that cannot be read is not counted."""
+    out = []
+    for folder in ("models", "converted"):
+        for manifest in sorted((home / folder).glob(f"*/{MANIFEST_NAME}")):
+            try:
+                files = read_manifest(manifest).files
+            except InputError:
+                continue
+            out.append(Installed(str(manifest.parent), sum(f.nbytes for f in files.values())))
+    return out
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report for programs: `plan` or `refusal` is null, and both without a model."""
+    machine, result = report.machine, report.result
+    body = asdict(report)
+    del body["result"]
+    body["machine"] |= {
+        name: getattr(machine, name) for name in ("capacity_bytes", "usable_bytes", "budget_bytes")
+    }
+    body["plan"] = asdict(result) if isinstance(result, Plan) else None
+    body["refusal"] = asdict(result) if isinstance(result, Refusal) else None
+    return body

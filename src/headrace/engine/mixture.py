@@ -1,0 +1,94 @@
+"""Where the engine meets the stream of experts: what happens when a run stops after a Route.
+
+A pass of a few rows gets the experts that it lacks and goes on while they are read; a pass of many rows sweeps through
+the layer's experts beside the pool. Neither changes a result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ExpertReadError
+from headrace.experts.stream import ExpertStream
+from headrace.experts.sweep import hottest
+from headrace.kernels import program as p
+from headrace.values import ExpertStats
+
+SWEEP_ROWS = (
+    32  # passes of more rows sweep: they use most experts, and would flush what decode uses
+)
+
+
+class Mixture:
+    """Runs passes of a program with experts: the runner computes, the stream supplies."""
+
+    def __init__(self, program: p.Program, runner: p.Runner, stream: ExpertStream) -> None:
+        self._ops = program.ops
+        self._runner = runner
+        self.stream = stream
+        self._experts = {op.layer: i for i, op in enumerate(self._ops) if isinstance(op, p.Experts)}
+        runner.bind_slots(stream.slots)
+        runner.set_lookahead(stream.options.reserve > 0)
+        runner.set_watched(stream.recorder is not None)
+
+    def run(self, batch: p.Batch, cache: NDArray[np.uint8], *, admit: bool) -> None:
+        """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
+
+        Raises ExpertReadError; nothing is left half done in the pool then.
+        """
+        at, size = 0, len(self._ops)
+        try:
+            while (at := self._runner.run(at, size, batch, cache)) < size:
+                at = self._serve(at, batch, cache, admit)
+        except ExpertReadError as error:
+            self.stream.check(error.layer)  # knows the cause
+            raise
+        finally:
+            self.stream.end_step()
+
+    def stats(self) -> ExpertStats:
+        """Since the engine was made."""
+        s = self.stream.stats
+        return ExpertStats(
+            uses=self._runner.expert_uses(),
+            misses=s.misses + s.swept,
+            bytes_read=s.bytes_read,
+            bytes_wasted=s.bytes_wasted,
+            seconds_waited=self._runner.seconds_waited() + s.seconds_waited,
+            guessed=s.forecast,
+            guessed_right=s.forecast_right,
+        )
+
+    def _serve(self, at: int, batch: p.Batch, cache: NDArray[np.uint8], admit: bool) -> int:
+        """Supply the experts of the Route before `at`; returns where the run goes on."""
+        route = self._ops[at - 1]
+        assert isinstance(route, p.Route)
+        chosen = self._runner.routes()
+        wanted = np.unique(chosen)
+        if self._sweeps(len(chosen), len(wanted)):
+            if self.stream.recorder is not None:
+                self.stream.recorder.add(route.layer, batch.positions, chosen)
+            return self._sweep(route, at, batch, cache, admit)
+        self.stream.supply(route.layer, chosen, batch.positions)
+        if route.ahead is not None and len(guess := self._runner.forecast()):
+            self.stream.prefetch(route.ahead.layer, guess.T.ravel().tolist())
+        return at
+
+    def _sweeps(self, rows: int, wanted: int) -> bool:
+        """Whether the pool cannot, or should not, take what a pass needs. A pool for all experts always takes it."""
+        if self.stream.capacity >= len(self._experts) * self.stream.slots.table.shape[1]:
+            return False
+        return rows > SWEEP_ROWS or wanted > self.stream.capacity
+
+    def _sweep(
+        self, route: p.Route, at: int, batch: p.Batch, cache: NDArray[np.uint8], admit: bool
+    ) -> int:
+        index, chosen = self._experts[route.layer], self._runner.routes()
+        share = self.stream.capacity // len(self._experts)
+        staying = hottest(chosen, self.stream.slots.table.shape[1], share) if admit else []
+        wanted = np.unique(chosen).tolist()
+        self._runner.run(at, index, batch, cache)
+        for experts, slots, last in self.stream.sweep(route.layer, wanted, staying):
+            self._runner.run_experts(index, experts, slots, last)
+        return index + 1

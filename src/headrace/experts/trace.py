@@ -1,0 +1,96 @@
+"""Recorded routes: which experts every position of every layer chose, for the simulator in bench/.
+
+A file is one line of JSON (version, num_layers, num_experts, top_k) and after it records of little-endian integers:
+position u32, layer u16, experts u16[top_k], in the order in which layers ran.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FileError
+
+VERSION = 1
+_MAX_HEADER = 4096
+
+
+@dataclass(frozen=True)
+class RouteHeader:
+    """What the records of a file mean."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype([("position", "<u4"), ("layer", "<u2"), ("experts", "<u2", (self.top_k,))])
+
+
+class RouteRecorder:
+    """Writes a file of routes. Raises FileError where the file cannot be written."""
+
+    def __init__(self, path: Path, header: RouteHeader) -> None:
+        self._dtype = header.dtype
+        self._path = path
+        try:
+            self._file = path.open("wb")
+            self._file.write(json.dumps({"version": VERSION, **asdict(header)}).encode() + b"\n")
+        except OSError as error:
+            raise FileError(path, "routes", error.strerror or str(error)) from None
+
+    def add(
+        self, layer: int, positions: NDArray[np.integer[Any]], experts: NDArray[np.integer[Any]]
+    ) -> None:
+        """What a layer chose: positions i32[rows], experts i32[rows, top_k]."""
+        rows = np.empty(len(positions), self._dtype)
+        rows["position"], rows["layer"], rows["experts"] = positions, layer, experts
+        try:
+            self._file.write(rows.tobytes())
+        except OSError as error:
+            raise FileError(self._path, "routes", error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_routes(path: Path) -> tuple[RouteHeader, NDArray[np.void]]:
+    """The header and the whole records of a file (fields position, layer, experts); a torn last one is left out.
+
+    Raises FileError for a file that is no such recording.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(path, "routes", error.strerror or str(error)) from None
+    line, newline, body = data.partition(b"\n")
+    try:
+        if not newline or len(line) > _MAX_HEADER:
+            raise ValueError("it does not begin with a header")
+        header = _header(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise FileError(path, "header", f"not a recording of routes: {error}") from None
+    size = header.dtype.itemsize
+    routes = np.frombuffer(body, header.dtype, len(body) // size)
+    if len(routes) and (
+        routes["layer"].max() >= header.num_layers or routes["experts"].max() >= header.num_experts
+    ):
+        raise FileError(path, "records", "a layer or an expert beyond those of the header")
+    return header, routes
+
+
+def _header(value: Any) -> RouteHeader:
+    wanted = {"version", "num_layers", "num_experts", "top_k"}
+    if not isinstance(value, dict) or set(value) != wanted:
+        raise ValueError(f"its header has not the keys {', '.join(sorted(wanted))}")
+    if value.pop("version") != VERSION:
+        raise ValueError(f"its version is not {VERSION}")
+    if not all(type(n) is int and 0 < n < 1 << 16 for n in value.values()):
+        raise ValueError("a size is out of range")
+    return RouteHeader(**value)

@@ -1,0 +1,120 @@
+"""Facts of a model from its manifest alone: no weight is opened. The one road from an artifact to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.artifact.container import TOKENIZER_NAME, Artifact
+from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
+from headrace.artifact.records import layer_layout
+from headrace.errors import FileError, InputError
+from headrace.kernels.program import LOGIT_ROWS, PAGE_TOKENS, ModelShape
+from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
+from headrace.memory.ledger import Plan, Refusal
+from headrace.memory.machine import Machine
+from headrace.memory.plan import plan
+from headrace.models.config import DenseConfig
+from headrace.models.decoder import model_shape
+
+TEXT_FACTOR = 16  # a tokenizer in memory beside its file
+_TILE, _BLOCK = 16, 32
+_MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
+_POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
+
+
+def plan_model(
+    source: Path | Manifest | Artifact,
+    options: PlanOptions,
+    machine: Machine,
+    *,
+    threads: int | None = None,
+) -> Plan | Refusal:
+    """The plan of a model on a machine: the one function that both `doctor` and loading call.
+
+    threads: of the kernels; None takes the machine's processors. Raises FileError, UnsupportedError for a manifest
+    that cannot be used.
+    """
+    facts = model_facts(source, threads=threads or machine.cores)
+    return plan(machine, facts, options)
+
+
+def model_facts(source: Path | Manifest | Artifact, *, threads: int) -> ModelFacts:
+    """Facts of an artifact (or its directory, or its manifest) for that many kernel threads."""
+    place, manifest = _manifest(source)
+    try:
+        config = DenseConfig.from_json(manifest.config)
+    except InputError as error:
+        raise FileError(place, "config", error.message) from None
+    shape = model_shape(config, manifest.fraction_bits)
+    layers = [i for i in range(config.num_layers) if config.has_experts(i)]
+    files = manifest.files
+    dense = (n for n in files if n.startswith("dense-") and n.endswith(".safetensors"))
+    return ModelFacts(
+        dense_bytes=sum(files[name].nbytes for name in dense),
+        kv_bytes_per_token=-(-shape.page_bytes // PAGE_TOKENS),
+        context=config.context,
+        workspace=workspace(shape, threads),
+        expert_slot_bytes=max((_record_bytes(place, manifest, i) for i in layers), default=0),
+        num_moe_layers=len(layers),
+        num_experts=shape.num_experts if layers else 0,
+        top_k=shape.top_k if layers else 0,
+        text_bytes=TEXT_FACTOR * files[TOKENIZER_NAME].nbytes if TOKENIZER_NAME in files else 0,
+    )
+
+
+def _record_bytes(place: Path, manifest: Manifest, layer: int) -> int:
+    try:
+        return layer_layout(manifest, layer).nbytes
+    except KeyError as error:
+        raise FileError(place, f"weight {error.args[0]!r}", "is missing") from None
+
+
+def workspace(shape: ModelShape, threads: int) -> Workspace:
+    """What a native runner allocates (src/native/runner.cpp, experts.cpp), as coefficients."""
+    widest = max(shape.hidden, shape.q_size, shape.ffn_width)
+    buffers = shape.hidden + shape.qkv_size + shape.q_size + 2 * shape.ffn_rows
+    logits = (LOGIT_ROWS + 2) * shape.vocab * 4  # with a copy that is picked from, and its order
+    return Workspace(
+        fixed=logits
+        + threads * (_attention_bytes(shape, 0) + 16 * max(widest, shape.expert_width)),
+        per_row=4 * buffers + _vector_bytes(widest) + 16 + _mixture_bytes(shape),
+        per_position=_POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
+    )
+
+
+def _vector_bytes(k: int) -> int:
+    """One quantised vector."""
+    return k + 3 * 2 * (k // _BLOCK) + 4
+
+
+def _mixture_bytes(shape: ModelShape) -> int:
+    """Of a row in layers with experts: its output of a shared expert, and what each chosen expert makes of it."""
+    if not shape.top_k:
+        return 0
+    pair = _vector_bytes(shape.hidden) + _vector_bytes(shape.expert_width)
+    pair += 4 * (2 * shape.expert_rows + shape.hidden + 4)
+    return 4 * (shape.hidden + 1) + shape.top_k * pair
+
+
+def _attention_bytes(shape: ModelShape, positions: int) -> int:
+    """Scratch of one thread for that many positions of scores, or without any (attention_bytes of runner.cpp)."""
+    heads = min(_MAX_QUERIES, shape.num_heads // max(1, shape.num_kv_heads))
+    blocks = shape.head_dim // _BLOCK
+    if positions:
+        return positions // _TILE * (heads * _TILE * 4 + (blocks + 1) // 2 * 128 + 16)
+
+    def scratch(rows: int, visible: int) -> int:
+        tiles = visible // _TILE + 2
+        query = (2 + 2 * blocks + 15) // 16 * 64 + shape.head_dim + 64 + (tiles + 1) * _TILE * 4
+        return query * rows + tiles * ((blocks + 1) // 2 * 128 + 16) + 8 * 64
+
+    return scratch(heads, _TILE) + scratch(_MAX_QUERIES, 2 * _TILE) + 4 * _SCORE_BUDGET
+
+
+def _manifest(source: Path | Manifest | Artifact) -> tuple[Path, Manifest]:
+    if isinstance(source, Manifest):
+        return Path(MANIFEST_NAME), source
+    if isinstance(source, Artifact):
+        return source.path / MANIFEST_NAME, source.manifest
+    path = source / MANIFEST_NAME if source.is_dir() else source
+    return path, read_manifest(path)

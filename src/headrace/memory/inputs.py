@@ -1,0 +1,124 @@
+"""What a plan is made from besides the machine: facts of a model and the wishes of a user. Frozen values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from headrace.errors import InputError, SettingError
+from headrace.memory.machine import MAX_BYTES
+
+GB = 10**9  # as in every memory option
+MAX_CONTEXT = 1 << 24
+_MAX_COUNT = 1 << 24
+DEFAULT_RAM_PERCENT = 70.0
+
+
+def gigabytes(name: str, value: float) -> int:
+    """Decimal gigabytes as bytes. Raises SettingError for what is no possible amount."""
+    if not math.isfinite(value) or value <= 0 or value > MAX_BYTES / GB:
+        raise SettingError(f"{name} is {value:g}; it must be a positive number of GB")
+    return round(value * GB)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory of the computation itself, in bytes: a fixed part, one for a row of a pass, one for a position."""
+
+    fixed: int = 0
+    per_row: int = 0
+    per_position: int = 0
+
+    def nbytes(self, rows: int, context: int) -> int:
+        return self.fixed + self.per_row * rows + self.per_position * context
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a plan must know of a model. Sizes in bytes; a dense model has no experts and no slots.
+
+    expert_slot_bytes: the largest record of one expert. text_bytes: the tokenizer in memory.
+    Raises InputError for figures that contradict each other or are out of bounds.
+    """
+
+    dense_bytes: int
+    kv_bytes_per_token: int
+    context: int
+    workspace: Workspace = Workspace()
+    expert_slot_bytes: int = 0
+    num_moe_layers: int = 0
+    num_experts: int = 0
+    top_k: int = 0
+    text_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "workspace"}
+        sizes |= {f"workspace.{f.name}": getattr(self.workspace, f.name) for f in fields(Workspace)}
+        for name, value in sizes.items():
+            most = _MAX_COUNT if name in _COUNTS else MAX_BYTES
+            if type(value) is not int or not 0 <= value <= most:
+                raise InputError(f"model facts: {name} is {value!r:.40}; it must be 0 to {most}")
+        if self.context < 1:
+            raise InputError("model facts: context is 0; it must be at least 1")
+        experts = (self.expert_slot_bytes, self.num_moe_layers, self.num_experts, self.top_k)
+        if any(experts) and (not all(experts) or self.top_k > self.num_experts):
+            raise InputError(
+                f"model facts: {self.num_moe_layers} layers, {self.num_experts} experts of"
+                f" {self.expert_slot_bytes} bytes and {self.top_k} used contradict each other"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """How many experts there are in all layers."""
+        return self.num_moe_layers * self.num_experts
+
+
+_COUNTS = {"context", "num_moe_layers", "num_experts", "top_k"}
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The memory options. GB are decimal, 10^9 bytes. Raises SettingError.
+
+    experts_per_layer beats pool_gb, which beats memory_gb; memory_limit_gb stands alone.
+    max_ram_percent: of automatic targets; None is 70 of the automatic one, and no bound of a limit's.
+    retained_contexts: whole conversations that stay in memory besides the running one.
+    """
+
+    memory_gb: float | None = None
+    memory_limit_gb: float | None = None
+    experts_per_layer: int | None = None
+    pool_gb: float | None = None
+    max_ram_percent: float | None = None
+    max_context: Literal["auto"] | int = "auto"
+    retained_contexts: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_gb", "memory_limit_gb", "pool_gb"):
+            if getattr(self, name) is not None:
+                gigabytes(name, getattr(self, name))
+        self._within("experts_per_layer", 1, _MAX_COUNT)
+        self._within("max_ram_percent", 1, 100)
+        self._within("retained_contexts", 0, 1024)
+        if isinstance(self.max_context, int):
+            self._within("max_context", 1, MAX_CONTEXT)
+        elif self.max_context != "auto":
+            raise SettingError(f"max_context is {self.max_context!r:.40}; it is auto or a number")
+        fixed = [n for n in ("memory_gb", "experts_per_layer", "pool_gb") if getattr(self, n)]
+        if self.memory_limit_gb is not None and fixed:
+            raise SettingError(
+                f"memory_limit_gb cannot be combined with {fixed[0]}",
+                hint="the first is a ceiling under which the pool adapts, the other fixes a size",
+            )
+
+    def _within(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if value is not None and not low <= value <= high:  # also refuses NaN
+            raise SettingError(f"{name} is {value}; it must be between {low} and {high}")
+
+    @property
+    def source(self) -> str:
+        """The option that decides the size, by precedence; `auto` where none is given."""
+        order = ("experts_per_layer", "pool_gb", "memory_gb", "memory_limit_gb")
+        return next((name for name in order if getattr(self, name) is not None), "auto")

@@ -1,0 +1,20 @@
+// The draw of R11 (src/headrace/arith/sampling.py): from logits and a random word to a token.
+#pragma once
+
+#include <cstdint>
+
+#include "exp2.h"
+
+namespace headrace {
+
+// Parameters in Q16; `reach` is how far below the largest a logit may be and still have a weight.
+struct Draw {
+  int64_t inverse_temperature, top_k, top_p, min_p, reach;
+  int fraction_bits;
+  Exp2 exp2;
+};
+
+template <typename T>
+int draw(const T* logits, int count, const Draw& how, uint64_t word);
+
+}  // namespace headrace

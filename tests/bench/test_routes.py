@@ -1,0 +1,95 @@
+"""The simulator: its CLOCK is the pool's own, its optimum is one, and the others do what their names say."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench.routes import POLICIES, belady, clock, lfu, lru, rates, steps_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experts.disk import BLOCK, layout
+from headrace.artifact.records import LayerRecords
+from headrace.experts.slots import SlotPool
+from headrace.experts.trace import RouteHeader, RouteRecorder
+from headrace.kernels.program import READY
+
+KEYS = 6
+
+
+def steps_strategy(width: int, most: int) -> st.SearchStrategy[list[list[int]]]:
+    step = st.sets(st.integers(0, KEYS - 1), min_size=1, max_size=width).map(sorted)
+    return st.lists(step, max_size=most)
+
+
+def pool_hits(steps: list[list[int]], slots: int) -> int:
+    """Hits of the real pool."""
+    pool = SlotPool([LayerRecords(0, Path("x"), 0, KEYS, layout(BLOCK))], 1, KEYS, slots, slots)
+    hits = 0
+    for step in steps:
+        held = [pool.slot(0, e) for e in step if pool.resident(0, e)]
+        hits += len(held)
+        pool.claim(0, [e for e in step if not pool.resident(0, e)], held)
+        now = pool.slots.table[0, step]
+        pool.slots.state[now] = READY
+        pool.slots.used[now] = 1
+    return hits
+
+
+def optimum(steps: list[list[int]], slots: int) -> int:
+    """The most hits of any policy, by trying all."""
+
+    @cache
+    def best(at: int, held: frozenset[int]) -> int:
+        if at == len(steps):
+            return 0
+        step = frozenset(steps[at])
+        others = held - step
+        room = min(slots - len(step), len(others))
+        kept = [step | set(c) for c in combinations(sorted(others), room)]
+        return len(held & step) + max(best(at + 1, frozenset(k)) for k in kept)
+
+    return best(0, frozenset())
+
+
+@given(steps=steps_strategy(3, 40), slots=st.integers(3, KEYS))
+@settings(max_examples=60, deadline=None)
+def test_clock_is_the_pools_own(steps: list[list[int]], slots: int) -> None:
+    assert clock(steps, slots) == pool_hits(steps, slots)
+
+
+@given(steps=steps_strategy(2, 10), slots=st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_belady_is_the_optimum(steps: list[list[int]], slots: int) -> None:
+    assert belady(steps, slots) == optimum(steps, slots)
+    assert all(policy(steps, slots) <= belady(steps, slots) for policy in POLICIES.values())
+
+
+def test_known_sequences() -> None:
+    once = [[k] for k in [0, 1, 2, 0, 1, 3, 0, 1, 2, 3]]
+    assert lru(once, 3) == 4
+    assert belady(once, 3) == 5
+    often = [[k] for k in [0, 0, 0, 1, 2, 3, 4, 0]]
+    assert lru(often, 2) == 2
+    assert lfu(often, 2) == 3
+
+
+def test_with_room_for_all_only_the_first_use_misses() -> None:
+    rng = np.random.default_rng(1)
+    steps = [rng.permutation(KEYS)[:3].tolist() for _ in range(50)]
+    first = len({key for step in steps for key in step})
+    assert set(rates(steps, KEYS).values()) == {1 - first / 150}
+    with pytest.raises(ValueError, match="fewer than a step needs"):
+        rates(steps, 2)
+
+
+def test_a_recording_becomes_steps(tmp_path: Path) -> None:
+    recorder = RouteRecorder(tmp_path / "routes", RouteHeader(2, 4, 2))
+    recorder.add(0, np.array([7]), np.array([[1, 3]]))
+    recorder.add(1, np.array([7]), np.array([[0, 3]]))
+    recorder.close()
+    assert steps_of(tmp_path / "routes") == ([[1, 3], [4, 7]], 8)

@@ -1,0 +1,132 @@
+"""doctor as a process: the plan it shows, its refusals, and that it loads and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.memory.facts import plan_model
+from headrace.memory.inputs import PlanOptions
+from headrace.memory.ledger import Plan
+from headrace.memory.machine import simulated, usable_cores
+from shell import Shell
+
+
+def _json(shell: Shell, *arguments: str | Path) -> dict[str, Any]:
+    done = shell.run("doctor", *arguments, "--json", "--no-measure")
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
+def test_the_plan_is_the_planners(shell: Shell, model: Path) -> None:
+    """What doctor shows is the value that loading gets for the same machine and options."""
+    shown = _json(shell, model, "--sim-ram", "8", "--memory-gb", "1.5", "--max-context", "512")
+    options = PlanOptions(memory_gb=1.5, max_context=512)
+    made = plan_model(model, options, simulated(8 * 10**9, None, usable_cores()))
+    assert isinstance(made, Plan)
+    assert shown["plan"]["ledger"] == dict(made.ledger.rows())
+    assert shown["plan"]["window"] == made.window == 512
+    assert shown["plan"]["target_bytes"] == sum(shown["plan"]["ledger"].values()) == 1_500_000_000
+    assert shown["plan"]["simulated"] is True
+    assert shown["machine"]["budget_bytes"] == 8_000_000_000
+    assert shown["refusal"] is None
+    assert [c["window"] for c in shown["plan"]["candidates"] if c["taken"]] == [512]
+
+
+def test_this_machine(shell: Shell, model: Path) -> None:
+    done = shell.run("doctor", model, "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["machine"]["simulated"] is False
+    assert shown["machine"]["usable_bytes"] > 0
+    assert shown["memory_bytes_per_s"] > 0
+    assert shown["estimate"]["decode_rate"] > 0
+    assert shown["estimate"]["streamed_bytes"] == 0
+
+
+def test_a_picture_of_the_ledger(shell: Shell, model: Path) -> None:
+    done = shell.run("doctor", model, "--sim-ram", "4", "--no-measure", PYTHONIOENCODING="utf-8")
+    shown = done.stdout.decode()
+    assert done.returncode == 0
+    for part in ("machine    simulated, 4.00 GB", "dense weights", "headroom", "total", "█"):
+        assert part in shown
+    assert "taken: the model's own context" in shown
+    plain = shell.run("doctor", model, "--no-measure", PYTHONIOENCODING="ascii").stdout
+    assert b"#" in plain
+    assert b"\\u" not in plain
+
+
+def test_a_refusal_names_the_nearest(shell: Shell, model: Path) -> None:
+    done = shell.run("doctor", model, "--memory-gb", "0.01", "--json", "--no-measure")
+    assert done.returncode == 2
+    body = json.loads(done.stdout)
+    assert body["plan"] is None
+    assert body["refusal"]["needed_bytes"] > body["refusal"]["budget_bytes"] == 10_000_000
+    assert done.stderr.startswith(b"error: the model needs at least ")
+    nearest = done.stderr.decode().split("--memory-gb ")[1].split()[0].rstrip(";")
+    assert _json(shell, model, "--memory-gb", nearest)["plan"]["source"] == "memory_gb"
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--memory-gb", "-1"), b"memory_gb"),
+        (("--memory-gb", "nan"), b"memory_gb"),
+        (("--memory-gb", "4", "--memory-limit-gb", "4"), b"combined"),
+        (("--max-context", "0"), b"max_context"),
+        (("--max-context", "many"), b"max-context"),
+        (("--max-context", "9999999"), b"max_context"),
+        (("--experts-per-layer", "4"), b"has none"),
+        (("--sim-available", "4"), b"sim_ram"),
+        (("--sim-ram", "4", "--sim-available", "5"), b"available"),
+    ],
+)
+def test_flags_that_cannot_be(
+    shell: Shell, model: Path, flags: tuple[str, ...], word: bytes
+) -> None:
+    done = shell.run("doctor", model, "--no-measure", *flags)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_damaged_files_are_told(shell: Shell, model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    weights = copy / "dense-00001.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    (copy / "tokenizer.json").unlink()
+    shown = _json(shell, copy)
+    assert len(shown["warnings"]) == 2
+    assert any("is missing" in warning for warning in shown["warnings"])
+    weights.unlink()
+    assert shell.run("doctor", copy).returncode == 0
+
+
+def test_nothing_is_pulled_or_converted(shell: Shell, checkpoint: Path) -> None:
+    for arguments in ((), (checkpoint,)):
+        shown = _json(shell, *arguments)
+        assert shown["path"] is None
+        assert shown["plan"] is None
+        assert shown["warnings"]
+        assert not shell.home.exists() or not any(shell.home.iterdir())
+
+
+def test_what_is_installed(shell: Shell, checkpoint: Path) -> None:
+    shell.run("run", checkpoint, "--prompt", "x", "--max-tokens", "1")
+    shown = _json(shell, checkpoint)
+    assert len(shown["installed"]) == 1
+    assert shown["path"] == shown["installed"][0]["path"]
+    assert shown["installed"][0]["nbytes"] > 0
+
+
+def test_what_is_no_model(shell: Shell, tmp_path: Path) -> None:
+    for name in ("gpt:9000t", str(tmp_path / "missing.gguf")):
+        done = shell.run("doctor", name)
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"error: ")

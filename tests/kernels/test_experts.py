@@ -1,0 +1,332 @@
+"""Layers with experts: every tier equals the reference, whatever the parts, the rows and the slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headrace.arith.numbers import rope_tables, sigmoid_table
+from headrace.artifact.packing import pack, pack_gain, quantize_rows
+from headrace.artifact.records import expert_layout
+from headrace.errors import ExpertReadError
+from headrace.kernels import program as p
+from headrace.kernels.layout import field_view
+from headrace.kernels.select import TIERS, select, unavailable
+from headrace.models.config import DenseConfig, ExpertsConfig
+from headrace.models.decoder import build_program
+
+NATIVE = [tier for tier in TIERS if tier != "reference"]
+ROUTED = ExpertsConfig(num_experts=6, top_k=3, ffn_size=40, normalise=True)
+CONFIG = DenseConfig(
+    vocab_size=64, hidden_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
+    ffn_size=40, context=512, norm_eps="1e-5", rope_theta="10000", tied=True, experts=ROUTED,
+)  # fmt: skip
+SHARED = replace(ROUTED, normalise=False, shared_ffn_size=80, dense_layers=(0,))
+VARIANTS = {
+    "mixtral": CONFIG,
+    "shared": replace(CONFIG, experts=SHARED, ffn_size=112),
+    "whole norm": replace(CONFIG, qk_norm_whole=True),
+    "one of many": replace(CONFIG, experts=replace(ROUTED, num_experts=40, top_k=1)),
+    "all": replace(CONFIG, experts=replace(ROUTED, top_k=6)),
+}
+
+
+class Model:
+    """A random model: its program and every expert's record in slots."""
+
+    def __init__(self, config: DenseConfig, bits: int = 4, seed: int = 3) -> None:
+        self.config, self._bits = config, bits
+        self._rng = np.random.default_rng(seed)
+        self._formats: dict[str, dict[str, Any]] = {}
+        self._tensors: dict[str, NDArray[Any]] = {}
+        layouts = self._fill()
+        low, high = rope_tables(config.frequencies(), config.context)
+        self._tensors |= {"rope.low": low, "rope.high": high, "table.sigmoid": sigmoid_table()}
+        self.program = build_program(config, self._formats, self._tensors, 16, layouts)
+        self.layouts = layouts
+
+    def slots(self, order: NDArray[np.int64] | None = None) -> p.ExpertSlots:
+        """All experts in slots, in an order of one's own."""
+        c, total = self.config, self.config.num_layers * self._num_experts
+        nbytes = max(layout.nbytes for layout in self.layouts.values())
+        raw = np.zeros(total * nbytes + 64, np.uint8)
+        memory = raw[-raw.ctypes.data % 64 :][: total * nbytes].reshape(total, nbytes)
+        table = np.full((c.num_layers, self._num_experts), -1, np.int32)
+        order = np.arange(total) if order is None else order
+        for layer in self.layouts:
+            for e in range(self._num_experts):
+                slot = int(order[layer * self._num_experts + e])
+                table[layer, e] = slot
+                self.write(memory[slot], layer, e)
+        return p.ExpertSlots(
+            memory, table, np.full(total, p.READY, np.uint8), np.zeros(total, np.uint8)
+        )
+
+    def write(self, record: NDArray[np.uint8], layer: int, expert: int) -> None:
+        rng = np.random.default_rng((layer, expert, 9))
+        layout = self.layouts[layer]
+        for spans in (layout.gate_up, layout.down):
+            rows = pack(quantize_rows(self._normal(spans.n, spans.k, rng), spans.bits, spans.group))
+            for name, span in spans.fields.items():
+                field_view(record, span)[:] = getattr(rows, name)
+
+    @property
+    def _num_experts(self) -> int:
+        assert self.config.experts
+        return self.config.experts.num_experts
+
+    def _normal(self, n: int, k: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        return rng.normal(size=(n, k)) * 3 / np.sqrt(k)
+
+    def _weight(self, name: str, n: int, k: int) -> None:
+        packed = pack(quantize_rows(self._normal(n, k, self._rng), self._bits, 32))
+        for field in ("codes", "scales", "mins", "row"):
+            self._tensors[f"{name}.{field}"] = getattr(packed, field)
+        self._formats[name] = self._entry(n, k)
+
+    def _entry(self, n: int, k: int) -> dict[str, Any]:
+        return {"format": "q4m" if self._bits == 4 else "q8", "shape": [n, k], "group": 32}
+
+    def _gain(self, name: str, size: int) -> None:
+        gain, exponent = pack_gain(1 + 0.2 * self._rng.normal(size=size))
+        self._tensors[f"{name}.gain"] = gain
+        self._tensors[f"{name}.gain_exponent"] = np.array([exponent], np.int32)
+
+    def _fill(self) -> dict[int, p.ExpertLayout]:
+        c, layouts = self.config, {}
+        self._weight("embed", c.vocab_size, c.hidden_size)
+        self._gain("norm", c.hidden_size)
+        for layer in range(c.num_layers):
+            at = f"layers.{layer}"
+            self._weight(f"{at}.qkv", c.q_size + 2 * c.kv_size, c.hidden_size)
+            self._weight(f"{at}.out", c.hidden_size, c.q_size)
+            for name, size in (("attention_norm", c.hidden_size), ("mlp_norm", c.hidden_size)):
+                self._gain(f"{at}.{name}", size)
+            if c.qk_norm_whole:
+                self._gain(f"{at}.q_norm", c.q_size)
+                self._gain(f"{at}.k_norm", c.kv_size)
+            if c.has_experts(layer):
+                layouts[layer] = self._experts(at)
+            else:
+                self._weight(f"{at}.gate_up", 2 * c.ffn_rows, c.hidden_size)
+                self._weight(f"{at}.down", c.hidden_size, c.ffn_width)
+        return layouts
+
+    def _experts(self, at: str) -> p.ExpertLayout:
+        c, experts = self.config, self.config.experts
+        assert experts
+        shared = experts.shared_ffn_size
+        rows = experts.num_experts + (shared > 0)
+        codes = self._rng.integers(-32767, 32768, (rows, c.hidden_size))
+        self._tensors[f"{at}.router.codes"] = codes.astype(np.int16)
+        self._tensors[f"{at}.router.exponents"] = np.full(rows, -17, np.int32)
+        if shared:
+            self._weight(f"{at}.shared.gate_up", 2 * shared, c.hidden_size)
+            self._weight(f"{at}.shared.down", c.hidden_size, -(-shared // 32) * 32)
+        gate_up = self._entry(2 * experts.ffn_rows, c.hidden_size)
+        return expert_layout(gate_up, self._entry(c.hidden_size, experts.ffn_width))
+
+
+def batch(rows: int, start: int = 0) -> p.Batch:
+    positions = np.arange(start, start + rows, dtype=np.int32)
+    return p.Batch(
+        tokens=(positions * 7 % 64).astype(np.int32),
+        positions=positions,
+        sequences=np.zeros(rows, np.int32),
+        page_tables=(np.arange(8, dtype=np.int32),),
+        logit_rows=np.arange(rows, dtype=np.int32),
+    )
+
+
+class Run:
+    """A runner over a model with a cache of its own."""
+
+    def __init__(self, model: Model, tier: str, threads: int = 1, rows: int = 160) -> None:
+        self.model = model
+        self.runner = select(tier, threads=threads).compile(
+            model.program, capacity=rows, logit_capacity=rows
+        )
+        raw = np.zeros(8 * model.program.shape.page_bytes + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        self.cache = raw[start:][: 8 * model.program.shape.page_bytes].reshape(8, -1)
+        self.slots = model.slots()
+        self.runner.bind_slots(self.slots)
+
+    def read(self, rows: int, start: int = 0) -> bytes:
+        """Logits of every row and the cache."""
+        size = len(self.model.program.ops)
+        assert self.runner.run(0, size, batch(rows, start), self.cache) == size
+        return self.runner.logits(rows).tobytes() + self.cache.tobytes()
+
+    def read_in_parts(self, rows: int, parts: list[list[int]]) -> bytes:
+        """As `read`, with no expert in the table and every layer's experts run in parts."""
+        ops, given = self.model.program.ops, batch(rows)
+        table = self.slots.table.copy()
+        self.slots.table[:] = -1
+        at = 0
+        while (at := self.runner.run(at, len(ops), given, self.cache)) < len(ops):
+            index = next(i for i in range(at, len(ops)) if isinstance(ops[i], p.Experts))
+            layer = ops[index].layer
+            assert self.runner.run(at, index, given, self.cache) == index
+            for number, part in enumerate(parts, start=1):
+                experts = np.array(part, np.int32)
+                last = number == len(parts)
+                self.runner.run_experts(index, experts, table[layer, experts], last)
+            at = index + 1
+        self.slots.table[:] = table
+        return self.runner.logits(rows).tobytes() + self.cache.tobytes()
+
+
+def skip_unless_here(tier: str) -> None:
+    if reason := unavailable()[tier]:
+        pytest.skip(f"tier {tier}: {reason}")
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(VARIANTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model) -> bytes:
+    return Run(model, "reference").read(9)
+
+
+@pytest.mark.parametrize("tier", NATIVE)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_tier_equals_the_reference(
+    model: Model, expected: bytes, tier: str, threads: int
+) -> None:
+    skip_unless_here(tier)
+    run = Run(model, tier, threads)
+    assert run.read(9) == expected
+    assert set(run.runner.saturations().values()) == {0}
+    alone = Run(model, tier, threads)
+    for row in range(8):
+        alone.read(1, row)
+    assert (
+        alone.read(1, 8)[-len(alone.cache.tobytes()) :] == expected[-len(alone.cache.tobytes()) :]
+    )
+
+
+@pytest.mark.parametrize("tier", NATIVE)
+def test_many_rows_equal_few(model: Model, tier: str) -> None:
+    skip_unless_here(tier)
+    many, few = Run(model, tier, 2), Run(model, tier)
+    whole = many.read(150)
+    for start in range(0, 150, 15):
+        few.read(15, start)
+    assert few.cache.tobytes() == whole[-len(few.cache.tobytes()) :]
+
+
+@pytest.mark.parametrize("tier", [*NATIVE, "reference"])
+def test_parts_in_any_order_equal_the_whole(model: Model, expected: bytes, tier: str) -> None:
+    skip_unless_here(tier)
+    experts = list(range(model.program.shape.num_experts))
+    for parts in ([experts], [experts[::-2], experts[-2::-2]], [[e] for e in reversed(experts)]):
+        assert Run(model, tier, 2).read_in_parts(9, parts) == expected
+
+
+def test_slots_in_any_order(model: Model, expected: bytes) -> None:
+    run = Run(model, "portable")
+    total = len(run.slots.state)
+    run.slots = model.slots(np.random.default_rng(1).permutation(total))
+    run.runner.bind_slots(run.slots)
+    assert run.read(9) == expected
+
+
+def test_eight_bits() -> None:
+    model = Model(CONFIG, bits=8)
+    wanted = Run(model, "reference").read(5)
+    for tier in NATIVE:
+        if not unavailable()[tier]:
+            assert Run(model, tier, 2).read(5) == wanted
+
+
+@pytest.mark.parametrize("tier", ["portable", "reference"])
+def test_a_run_stops_where_an_expert_has_no_slot(tier: str) -> None:
+    model = Model(CONFIG)
+    run = Run(model, tier)
+    table = run.slots.table.copy()
+    run.slots.table[1] = -1
+    size = len(model.program.ops)
+    stopped = run.runner.run(0, size, batch(2), run.cache)
+    assert isinstance(model.program.ops[stopped - 1], p.Route)
+    assert model.program.ops[stopped - 1].layer == 1
+    chosen = run.runner.routes()
+    assert chosen.shape == (2, 3)
+    run.slots.table[1, chosen] = table[1, chosen]
+    assert run.runner.run(stopped, size, batch(2), run.cache) == size
+    assert run.runner.logits(2).tobytes() + run.cache.tobytes() == Run(model, tier).read(2)
+
+
+def test_lookahead_guesses_and_changes_nothing() -> None:
+    model = Model(CONFIG)
+    plain, guesses = Run(model, "portable").read(2), []
+    for tier in ("portable", "reference"):
+        run = Run(model, tier)
+        run.runner.set_lookahead(True)
+        assert run.read(2) == plain
+        run = Run(model, tier)
+        run.runner.set_lookahead(True)
+        table = run.slots.table.copy()
+        run.slots.table[1] = -1
+        size = len(model.program.ops)
+        stopped = run.runner.run(0, size, batch(2), run.cache)
+        assert model.program.ops[stopped - 1].layer == 0  # stops early, for the guess
+        guesses.append(run.runner.forecast().tolist())
+        run.slots.table[1] = table[1]
+        assert run.runner.run(stopped, size, batch(2), run.cache) == size
+        assert run.runner.logits(2).tobytes() + run.cache.tobytes() == plain
+        assert run.read(9)
+        assert len(run.runner.forecast()) == 0  # too many rows to guess for
+    assert guesses[0] == guesses[1]
+    assert len(guesses[0]) == 2
+
+
+@pytest.mark.parametrize("tier", ["portable", "reference"])
+def test_a_watched_run_stops_after_every_route(tier: str) -> None:
+    model = Model(CONFIG)
+    run = Run(model, tier)
+    run.runner.set_watched(True)
+    stops, at, size = [], 0, len(model.program.ops)
+    while (at := run.runner.run(at, size, batch(3), run.cache)) < size:
+        stops.append(model.program.ops[at - 1])
+    assert [op.layer for op in stops if isinstance(op, p.Route)] == [0, 1]
+    assert run.runner.logits(3).tobytes() + run.cache.tobytes() == Run(model, tier).read(3)
+
+
+def test_equally_likely_experts_are_taken_in_order() -> None:
+    model = Model(CONFIG)
+    for op in model.program.ops:
+        if isinstance(op, p.Route):
+            op.router.codes[:] = op.router.codes[0]
+    for tier in ["reference", *NATIVE]:
+        if not unavailable()[tier]:
+            run = Run(model, tier)
+            run.read(3)
+            assert run.runner.routes().tolist() == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("tier", ["portable", "reference"])
+def test_a_failed_read_ends_the_run(tier: str) -> None:
+    model = Model(CONFIG)
+    run = Run(model, tier)
+    run.slots.state[run.slots.table[1]] = p.FAILED
+    with pytest.raises(ExpertReadError, match="layer 1, expert"):
+        run.read(2)
+    run.slots.state[:] = p.READY
+    assert run.read(2) == Run(model, tier).read(2)
+
+
+def test_used_slots_are_marked() -> None:
+    model = Model(CONFIG)
+    run = Run(model, "portable")
+    run.read(1)
+    assert run.runner.expert_uses() == model.config.num_layers * ROUTED.top_k
+    assert run.slots.used.sum() == model.config.num_layers * ROUTED.top_k
+    assert run.slots.used[run.slots.table[1, run.runner.routes()[0]]].all()

@@ -1,0 +1,58 @@
+"""A real memory control group of its own for one test, where this machine lets the tests make one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+V1 = Path("/sys/fs/cgroup/memory")
+
+
+@contextmanager
+def group(limit_bytes: int, name: str = "headrace-test") -> Iterator[Path]:
+    """A v1 memory group under the root of its hierarchy, with a limit; removed when the block ends."""
+    if not (V1 / "memory.limit_in_bytes").is_file():
+        pytest.skip("no memory control group of version 1 (/sys/fs/cgroup/memory)")
+    folder = V1 / f"{name}-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError as error:
+        pytest.skip(f"no memory control group can be made here ({error.strerror})")
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for below in [p for p in folder.iterdir() if p.is_dir()]:
+        _remove(below)
+    for pid in (folder / "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)  # its own children that a failed test left
+    for _ in range(100):
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def run_inside(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code as a process of the group; it joins before it does anything else."""
+    return subprocess.run(
+        command(folder, code, *arguments), capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+def command(folder: Path, code: str, *arguments: str) -> list[str]:
+    join = f"import os; open({str(folder / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    return [sys.executable, "-c", join + code, *arguments]
