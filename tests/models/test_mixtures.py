@@ -90,13 +90,9 @@ def test_family_equals_transformers_within_its_band(
     assert math.isfinite(found.kl)
     assert found.band > 0
     assert found.kl < 2 * found.band
-    assert found.same > 0.97
+    assert found.same > 0.95
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="an expert's output is clipped to 32-bit fixed point before its weight makes it smaller",
-)
 def test_smolmoe_equals_transformers_on_its_first_tokens(
     smolmoe_source: Path, smolmoe: Artifact
 ) -> None:
