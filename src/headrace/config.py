@@ -41,7 +41,7 @@ class Settings:
 
 
 # Read by the tests and by nothing else.
-_TEST_NAMES = {"HEADRACE_TEST_HOME", "HEADRACE_TEST_MODELS"}
+_TEST_NAMES = {"HEADRACE_TEST_HOME", "HEADRACE_TEST_MODELS", "HEADRACE_TEST_MOE"}
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:

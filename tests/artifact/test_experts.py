@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -350,15 +351,20 @@ def test_an_expert_too_few_or_too_many_is_refused(tmp_path: Path, expert: int, c
     assert cause in caught.value.message
 
 
-def test_stacks_of_another_count_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "cause"), [
+    ((7, 128, 48), r"is not \[8, n, k\]"), ((8, 128, 32), r"not \[8, 128, 48\]"), ((8, 48), r"is not \[8, n, k\]"),
+    ((1 << 40, 0, 48), r"is not \[8, n, k\]"),
+])  # fmt: skip
+def test_stacks_of_another_shape_are_refused(
+    tmp_path: Path, shape: tuple[int, ...], cause: str
+) -> None:
     source = tiny.write_checkpoint(tmp_path / "src", "olmoe")
     settings = tiny.config("olmoe")
     state = fused(tiny.state(settings), settings)
-    state["model.layers.1.mlp.experts.down_proj"] = state["model.layers.1.mlp.experts.down_proj"][
-        1:
-    ]
+    name = "model.layers.1.mlp.experts.down_proj"
+    state[name] = np.zeros(shape, np.float32)
     tiny.write_tensors(source / "model.safetensors", state)
-    with pytest.raises(FileError, match=r"layers\.1\.mlp\.experts\.down_proj.*is \[7, 128, 48\]"):
+    with pytest.raises(FileError, match=rf"{re.escape(name)}.*{cause}"):
         convert(source, tmp_path / "out")
 
 

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "past the end": (raw({"a": entry([2], 0, 8)}, b"1234"), "data_offsets"),
     "wrong size": (raw({"a": entry([3], 0, 4)}, b"1234"), "offsets span"),
     "product that wraps": (raw({"a": entry([2**62, 4], 0, 0)}), "offsets span"),
+    "empty and too large": (raw({"a": entry([2**62, 0], 0, 0)}), "too large"),
     "overlap": (raw({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, b"12345678"), "overlaps"),
     "gap": (raw({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"123456789abc"), "gap"),
     "over-long": (raw({"a": entry([1], 0, 4)}, b"12345"), "belong to no tensor"),

@@ -115,11 +115,14 @@ def _expert_files(plan: Plan) -> Files:
 
 
 def _split(specs: list[TensorSpec]) -> Files:
-    files: Files = [[]] if specs else []
+    files: Files = []
+    room = 0
     for spec in specs:
-        if files[-1] and sum(s.nbytes for s in files[-1]) + spec.nbytes > MAX_FILE_BYTES:
+        if not files or room < spec.nbytes:
             files.append([])
+            room = max(MAX_FILE_BYTES, spec.nbytes)
         files[-1].append(spec)
+        room -= spec.nbytes
     return files
 
 

@@ -196,11 +196,11 @@ class GGUFTensors:
             raise self._fail(tensor.name, f"shape {list(tensor.shape)} is not [n, k]")
         return self._part(tensor, tensor.data, options.bits_of(name, GGUF), options.group)
 
-    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
+    def stack(self, full_name: str, count: int, options: ConvertOptions) -> list[Part]:
         tensor = self._tensor(full_name)
-        if len(tensor.shape) != 3:
-            raise self._fail(full_name, f"shape {list(tensor.shape)} is not [experts, n, k]")
-        count, n = tensor.shape[:2]
+        if len(tensor.shape) != 3 or tensor.shape[0] != count:
+            raise self._fail(full_name, f"shape {list(tensor.shape)} is not [{count}, n, k]")
+        n = tensor.shape[1]
         data = tensor.data.reshape(
             count, n, *tensor.data.shape[-2 if self._is_packed(tensor) else -1 :]
         )

@@ -165,11 +165,11 @@ class HFTensors:
             raise self._fail(f"{name}.weight", f"shape {list(stored.data.shape)} is not [n, k]")
         return self._part(f"{name}.weight", bits, options.group)
 
-    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
+    def stack(self, full_name: str, count: int, options: ConvertOptions) -> list[Part]:
         shape = list(self._get(full_name).data.shape)
-        if len(shape) != 3:
-            raise self._fail(full_name, f"shape {shape} is not [experts, n, k]")
-        return [self._part(full_name, options.bits, options.group, e) for e in range(shape[0])]
+        if len(shape) != 3 or shape[0] != count:
+            raise self._fail(full_name, f"shape {shape} is not [{count}, n, k]")
+        return [self._part(full_name, options.bits, options.group, e) for e in range(count)]
 
     def matrix(self, full_name: str) -> NDArray[np.float64]:
         stored = self._get(full_name)

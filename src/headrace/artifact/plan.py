@@ -161,11 +161,10 @@ class _Planner:
             each = (name.format(i=i, e=e).removesuffix(".weight") for e in range(count))
             return [self._part(one, n, k) for one in each]
         full_name = name.format(i=i)
-        parts = self._source.tensors.stack(full_name, self._options)
+        parts = self._source.tensors.stack(full_name, count, self._options)
         self._used.add(full_name)
-        if len(parts) != count or (parts[0].n, parts[0].columns) != (n, k):
-            found = (len(parts), *((parts[0].n, parts[0].columns) if parts else ()))
-            raise self._wrong(full_name, found, (count, n, k))
+        if (parts[0].n, parts[0].columns) != (n, k):
+            raise self._wrong(full_name, (count, parts[0].n, parts[0].columns), (count, n, k))
         return parts
 
     def _qkv(self, i: int) -> None:

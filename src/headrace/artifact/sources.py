@@ -44,8 +44,8 @@ class Tensors(Protocol):
     def part(self, name: str, options: ConvertOptions) -> Part:
         """A two-dimensional weight."""
 
-    def stack(self, full_name: str, options: ConvertOptions) -> list[Part]:
-        """A three-dimensional tensor [experts, n, k]: a weight an expert."""
+    def stack(self, full_name: str, count: int, options: ConvertOptions) -> list[Part]:
+        """A three-dimensional tensor [count, n, k]: a weight an expert."""
 
     def matrix(self, full_name: str) -> Float:
         """A small two-dimensional tensor, dequantised; a vector is one row."""

@@ -140,6 +140,8 @@ def _span(path: Path, name: str, entry: object, size: int) -> tuple[int, int]:
             place,
             f"{dtype}{shape} is {expected:,} bytes, its offsets span {offsets[1] - offsets[0]:,}",
         )
+    if math.prod(max(v, 1) for v in shape) >= 1 << 59:  # empty, and no array can be made of it
+        raise FileError(path, place, f"shape {shape!r:.120} is too large")
     return offsets[0], offsets[1]
 
 

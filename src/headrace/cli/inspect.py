@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headrace import locate
+from headrace.artifact.check import weight_arrays
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.cli import progress
 
@@ -47,7 +49,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "family": manifest.family,
         "fraction_bits": manifest.fraction_bits,
         "config": dict(manifest.config),
-        "parameters": sum(t["shape"][0] * t["shape"][1] for t in manifest.tensors.values()),
+        "parameters": sum(_parameters(artifact, name) for name in manifest.tensors),
         "bytes": sum(f.nbytes for f in manifest.files.values()),
         "source": dict(manifest.source),
         "tokenizer": {
@@ -56,15 +58,49 @@ def describe(artifact: Artifact) -> dict[str, Any]:
             "end": list(manifest.tokenizer.end),
         },
         "template": artifact.template,
+        "experts": _experts(artifact),
         "files": {k: {"bytes": f.nbytes, "sha256": f.sha256} for k, f in manifest.files.items()},
         "tensors": {name: _tensor(artifact, name) for name in manifest.tensors},
     }
 
 
+def _experts(artifact: Artifact) -> dict[str, Any] | None:
+    """Sizes of expert records in bytes: of one, and of all layers together; None for a dense model."""
+    if not artifact.records:
+        return None
+    records = artifact.records
+    return {
+        "layers": len(records),
+        "experts": records[0].num_experts,
+        "record_bytes": sorted({r.layout.nbytes for r in records}),
+        "bytes": sum(r.num_experts * r.layout.nbytes for r in records),
+    }
+
+
+def _copies(artifact: Artifact, name: str) -> int:
+    """How often a weight is there: one of an expert is described once for its layer."""
+    return artifact.records[0].num_experts if ".experts." in name else 1
+
+
+def _parameters(artifact: Artifact, name: str) -> int:
+    rows, columns = artifact.manifest.tensors[name]["shape"]
+    return int(rows * columns * _copies(artifact, name))
+
+
 def _tensor(artifact: Artifact, name: str) -> dict[str, Any]:
+    if ".experts." in name:
+        return {**artifact.manifest.tensors[name], "bytes": _expert_bytes(artifact, name)}
     parts = (artifact.tensors.get(f"{name}.{p}") for p in ("codes", "scales", "mins", "row"))
     nbytes = sum(array.nbytes for array in parts if array is not None)
     return {**artifact.manifest.tensors[name], "bytes": nbytes}
+
+
+def _expert_bytes(artifact: Artifact, name: str) -> int:
+    """Bytes of one weight of all experts of a layer, without padding of their records."""
+    entry = artifact.manifest.tensors[name]
+    arrays = weight_arrays(name, entry).values()
+    width = {"U8": 1, "I16": 2, "I32": 4}
+    return _copies(artifact, name) * sum(width[kind] * math.prod(shape) for kind, shape in arrays)
 
 
 def _as_json(facts: dict[str, Any]) -> str:
@@ -93,11 +129,27 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
     yield f"identity {facts['identity']}"
     yield f"family {facts['family']}"
     yield f"size {facts['parameters'] / 1e6:,.1f} M weights, {facts['bytes']:,} bytes"
-    yield "source " + ", ".join(f"{k} {v}" for k, v in facts["source"].items())
+    if facts["experts"]:
+        yield _expert_line(facts)
+    yield "source " + ", ".join(f"{k} {_value(v)}" for k, v in facts["source"].items())
     yield (
         f"tokenizer bos {tokenizer['bos']} ({'added' if tokenizer['add_bos'] else 'not added'}),"
         f" end {', '.join(map(str, tokenizer['end'])) or 'none'}"
     )
+
+
+def _expert_line(facts: dict[str, Any]) -> str:
+    found, config = facts["experts"], facts["config"]["experts"]
+    shared = config["shared_ffn_size"]
+    sizes = " or ".join(f"{size:,}" for size in found["record_bytes"])
+    return (
+        f"experts {found['layers']} layers x {found['experts']}, {config['top_k']} used"
+        f"{' and a shared one' if shared else ''}; records of {sizes} bytes, {found['bytes']:,} bytes in all"
+    )
+
+
+def _value(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _format(tensor: dict[str, Any]) -> str:
