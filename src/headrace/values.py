@@ -77,13 +77,12 @@ class Token:
 class ExpertStats:
     """What a generation did with a mixture's experts. Uses are counted once a layer and pass.
 
-    misses: uses whose expert had no place in memory when it was chosen. guessed: experts that layers chose after a
-    guess;
-    guessed_right: of those, guessed.
+    reads: of experts, in time or not. guessed: experts that layers chose after a guess; guessed_right: of those,
+    guessed.
     """
 
     uses: int
-    misses: int
+    reads: int
     bytes_read: int
     bytes_wasted: int  # read for a guess and never used
     seconds_waited: float
@@ -92,8 +91,8 @@ class ExpertStats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of uses that found their expert in memory."""
-        return 1 - self.misses / self.uses if self.uses else 1.0
+        """Share of uses that nothing had to be read for."""
+        return max(0.0, 1 - self.reads / self.uses) if self.uses else 1.0
 
 
 @dataclass(frozen=True)

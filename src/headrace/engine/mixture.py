@@ -51,7 +51,7 @@ class Mixture:
         s = self.stream.stats
         return ExpertStats(
             uses=self._runner.expert_uses(),
-            misses=s.misses + s.swept,
+            reads=s.reads,
             bytes_read=s.bytes_read,
             bytes_wasted=s.bytes_wasted,
             seconds_waited=self._runner.seconds_waited() + s.seconds_waited,

@@ -40,11 +40,13 @@ class StreamStats:
     """Counts since the stream was made.
 
     hits, misses: experts of decode steps that had a slot, and not. swept: experts that prefill read; swept_hits: that
-    it found in the pool. forecast: experts chosen by layers that had a forecast; forecast_right: those of it.
+    it found in the pool. reads: experts that were read, for whatever reason. forecast: experts chosen by layers that
+    had a forecast; forecast_right: those of it.
     """
 
     hits: int = 0
     misses: int = 0
+    reads: int = 0
     swept: int = 0
     swept_hits: int = 0
     forecast: int = 0
@@ -140,6 +142,7 @@ class ExpertStream:
         self._pinned = {*hits, *(slot for _, slot in claimed)}
         self._stats.hits += len(hits)
         self._stats.misses += len(missing)
+        self._stats.reads += len(claimed)
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> None:
         """Begin to read experts that a later layer will probably choose, the likeliest first, into reserved slots."""
@@ -152,6 +155,7 @@ class ExpertStream:
         missing = [e for e in dict.fromkeys(experts) if not self.pool.resident(layer, e)]
         claimed = self.pool.claim(layer, missing[: max(room, 0)], kept)
         self._forecasts.slots.update((slot, layer) for _, slot in claimed)
+        self._stats.reads += len(claimed)
         self.store.read(layer, claimed, prefetch=True)
 
     def wait(self, layer: int) -> None:
@@ -188,6 +192,7 @@ class ExpertStream:
         finally:
             self._stats.swept_hits += one.found
             self._stats.swept += one.read
+            self._stats.reads += one.read
             self._forget_lost()
 
     def resize(self, slots: int) -> int:
