@@ -22,8 +22,9 @@ from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
 from headrace.errors import HeadraceError, InputError, UnsupportedError
-from headrace.experts.stream import StreamOptions
+from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
+from headrace.memory.governor import Governor
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import read_machine
@@ -102,6 +103,7 @@ class LLM:
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
+        self._governor = _governor(self.plan, self.engine)
         self._timeline = self.engine.new_sequence()
         self._turn = threading.Lock()
         self._owner: int | None = None
@@ -197,6 +199,15 @@ class LLM:
         messages = [] if system is None else [Message("system", system)]
         return self.chat_ids([*messages, Message("user", _text(prompt))])
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    def generate_ids(self, ids: Sequence[int], **sampling: Unpack[SamplingOptions]) -> Completion:
+        """As `generate`, after a prompt of token ids."""
+        return self._complete(list(ids), SamplingParams(**sampling))
+
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
         if self._template is None:
@@ -252,6 +263,8 @@ class LLM:
             if self._closed:
                 raise InputError("the model is closed")
             self._owner = threading.get_ident()
+            if self._governor is not None:
+                self._governor.between_requests()
             try:
                 yield
             finally:
@@ -314,6 +327,23 @@ def _template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _name(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+class _Pool:
+    """The experts' pool as the governor sees it: without the slots of the lookahead."""
+
+    def __init__(self, plan: Plan, stream: ExpertStream) -> None:
+        self._plan = plan
+        self._stream = stream
+
+    def resize(self, slots: int) -> None:
+        self._stream.resize(slots + self._plan.lookahead_slots)
+
+
+def _governor(plan: Plan, engine: Engine) -> Governor | None:
+    """Who resizes the pool between generations; None where nothing may be resized."""
+    stream = engine.experts
+    return Governor(plan, _Pool(plan, stream)) if stream is not None and plan.adaptive else None
 
 
 def _stream_options(plan: Plan) -> StreamOptions:

@@ -50,7 +50,7 @@ class PyRunner {
   PyRunner(const std::string& tier, int threads, std::vector<int> shape, In<int32_t> low, In<int32_t> high,
            In<int32_t> sigmoid, In<int32_t> exp2_high, In<int32_t> exp2_low, std::tuple<int, int> attention, int capacity,
            int logit_capacity)
-      : vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
+      : hidden_(shape.at(0)), vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
     const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3),  shape.at(4),  shape.at(5), shape.at(6),
                        shape.at(7), shape.at(8), shape.at(9), shape.at(10), shape.at(11), shape.at(12)};
     num_experts_ = s.num_experts, top_k_ = s.top_k, num_layers_ = s.num_layers;
@@ -192,6 +192,10 @@ class PyRunner {
     return {runner_->logits(), {size_t(logit_capacity_), size_t(vocab_)}, nb::find(this)};
   }
 
+  nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> residual() {
+    return {runner_->residual(), {size_t(capacity_), size_t(hidden_)}, nb::find(this)};
+  }
+
   std::vector<int64_t> clipped() const {
     std::vector<int64_t> out;
     for (int site = 0; site < kNumSites; ++site) out.push_back(runner_->clipped(site));
@@ -247,7 +251,7 @@ class PyRunner {
   }
 
   std::unique_ptr<Runner> runner_;
-  int vocab_, capacity_, logit_capacity_, max_positions_ = 0;
+  int hidden_, vocab_, capacity_, logit_capacity_, max_positions_ = 0;
   size_t page_bytes_ = 0;
   int num_experts_ = 0, top_k_ = 0, num_layers_ = 0, num_slots_ = 0;
   int64_t record_bytes_ = 0;
@@ -402,6 +406,7 @@ void bind_runner(nb::module_& m) {
       .def("waited", &PyRunner::waited)
       .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
+      .def("residual", &PyRunner::residual)
       .def("clipped", &PyRunner::clipped);
 }
 

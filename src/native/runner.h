@@ -91,6 +91,7 @@ class Runner : private Job {
   void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
   Mixture* mixture() { return mixture_.get(); }
 
+  const int32_t* residual() const { return buffers_[kX].data(); }
   const int32_t* logits() const { return buffers_[kLogits].data(); }
   int num_ops() const { return int(ops_.size()); }
   int64_t clipped(int site) const;

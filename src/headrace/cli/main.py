@@ -17,7 +17,9 @@ from headrace.errors import CancelledError, HeadraceError
 
 USAGE = 2
 
-COMMANDS = ("run", "pull", "convert", "inspect", "doctor", "bench", "selfcheck")
+COMMANDS = (
+    "run", "pull", "convert", "inspect", "doctor", "context-check", "fit-forecast", "bench", "selfcheck",
+)  # fmt: skip
 
 
 def make_app() -> cyclopts.App:
@@ -29,7 +31,8 @@ def make_app() -> cyclopts.App:
         help_format="plaintext",
     )
     for name in COMMANDS:
-        app.command(f"headrace.cli.{name}:{name}", name=name)
+        module = name.replace("-", "_")
+        app.command(f"headrace.cli.{module}:{module}", name=name)
     return app
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
+from headrace.artifact.forecast import read_forecast
 from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
@@ -27,7 +28,7 @@ from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
-from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program
+from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
@@ -79,6 +80,7 @@ class Engine:
             artifact.tensors,
             self.fraction_bits,
             {r.layer: r.layout for r in artifact.records},
+            {i: Router(*stored) for i, stored in read_forecast(artifact).items()},
         )
         self._program = _within(self._program, self.context)
         self.backend = select(kernels, threads=threads)
@@ -108,6 +110,11 @@ class Engine:
         self._runner.close()
         if self._mixture is not None:
             self._mixture.stream.close()
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """What runs the passes of a model with experts; None for a dense one."""
+        return self._mixture
 
     @property
     def experts(self) -> ExpertStream | None:

@@ -6,6 +6,9 @@ the layer's experts beside the pool. Neither changes a result.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +20,8 @@ from headrace.values import ExpertStats
 
 PROMPT_ROWS = 16  # rows of decode that a pass of a prompt counts for
 SWEEP_ROWS = 32  # passes of more rows sweep; they would flush what decode uses
+
+Observer = Callable[[p.Route, NDArray[np.int32]], None]  # a Route, and X i32[rows, hidden] at it
 
 
 class Mixture:
@@ -30,6 +35,7 @@ class Mixture:
         runner.bind_slots(stream.slots)
         runner.set_lookahead(stream.options.reserve > 0)
         runner.set_watched(stream.recorder is not None)
+        self._observer: Observer | None = None
 
     def run(self, batch: p.Batch, cache: NDArray[np.uint8], *, admit: bool) -> None:
         """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
@@ -45,6 +51,17 @@ class Mixture:
             raise
         finally:
             self.stream.end_step()
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Call `observer` after every Route of the passes inside the block."""
+        self._observer = observer
+        self._runner.set_watched(True)
+        try:
+            yield
+        finally:
+            self._observer = None
+            self._runner.set_watched(self.stream.recorder is not None)
 
     def stats(self) -> ExpertStats:
         """Since the engine was made."""
@@ -64,6 +81,8 @@ class Mixture:
         route = self._ops[at - 1]
         assert isinstance(route, p.Route)
         chosen = self._runner.routes()
+        if self._observer is not None:
+            self._observer(route, self._runner.residual(len(chosen)))
         wanted = np.unique(chosen)
         if self._sweeps(len(chosen), len(wanted)):
             if self.stream.recorder is not None:

@@ -129,6 +129,9 @@ class NativeRunner:
     def logits(self, rows: int) -> NDArray[np.int32]:
         return self._open.logits()[:rows]
 
+    def residual(self, rows: int) -> NDArray[np.int32]:
+        return self._open.residual()[:rows]
+
     def saturations(self) -> Mapping[str, int]:
         return dict(zip(p.SITES, self._open.clipped(), strict=True))
 

@@ -354,6 +354,9 @@ class Runner(Protocol):
     def logits(self, rows: int) -> NDArray[np.int32]:
         """The first `rows` rows of LOGITS, [rows, vocab]; valid until the next run."""
 
+    def residual(self, rows: int) -> NDArray[np.int32]:
+        """The first `rows` rows of X, [rows, hidden]; valid until the next run."""
+
     def saturations(self) -> Mapping[str, int]:
         """How many values were clipped since the runner was made, by site."""
 

@@ -97,6 +97,9 @@ class ReferenceRunner:
     def logits(self, rows: int) -> NDArray[np.int32]:
         return self._buffers[p.Buffer.LOGITS][:rows].astype(np.int32)
 
+    def residual(self, rows: int) -> NDArray[np.int32]:
+        return self._buffers[p.Buffer.X][:rows].astype(np.int32)
+
     def saturations(self) -> Mapping[str, int]:
         return dict(self._sites)
 

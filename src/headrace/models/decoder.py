@@ -29,14 +29,18 @@ def build_program(
     tensors: Tensors,
     fraction_bits: int,
     layouts: Layouts | None = None,
+    forecasts: Mapping[int, p.Router] | None = None,
 ) -> p.Program:
-    """The program of one model. layouts: of the expert records of each layer that has experts.
+    """The program of one model. layouts: of the expert records of each layer that has experts. forecasts: what guesses
+    the experts of a layer early in place of its own router.
 
     formats: the manifest's entry of each packed weight (format "q4" | "q4m" | "q8" | "q8m",
     shape [n, k], group). tensors: the artifact's arrays by name. Raises InputError that names a
     tensor that is missing or of the wrong shape.
     """
-    return _Builder(config, formats, tensors, fraction_bits, layouts or {}).program()
+    return _Builder(
+        config, formats, tensors, fraction_bits, layouts or {}, forecasts or {}
+    ).program()
 
 
 def model_shape(c: DenseConfig, fraction_bits: int) -> p.ModelShape:
@@ -92,8 +96,10 @@ class _Builder:
         tensors: Tensors,
         fraction_bits: int,
         layouts: Layouts,
+        forecasts: Mapping[int, p.Router],
     ) -> None:
         self._layouts = layouts
+        self._forecasts = forecasts
         self._config = config
         self._formats = formats
         self._tensors = tensors
@@ -177,7 +183,7 @@ class _Builder:
         ]
 
     def _ahead(self, layer: int, experts: ExpertsConfig) -> p.Ahead | None:
-        """What guesses for the next layer that has experts: its own router."""
+        """What guesses for the next layer that has experts: its own router, unless a better one was fitted."""
         later = (
             i for i in range(layer + 1, self._config.num_layers) if self._config.has_experts(i)
         )
@@ -185,7 +191,8 @@ class _Builder:
             return None
         name, gated = f"layers.{at}", experts.shared_ffn_size > 0
         gain = self._gain(f"{name}.mlp_norm", self._config.hidden_size)
-        return p.Ahead(at, gain, self._router(name, experts.num_experts + gated))
+        router = self._forecasts.get(at)
+        return p.Ahead(at, gain, router or self._router(name, experts.num_experts + gated))
 
     def _router(self, name: str, rows: int) -> p.Router:
         shapes = {"codes": (rows, self._config.hidden_size), "exponents": (rows,)}

@@ -1,0 +1,111 @@
+"""Commands over a model with experts: memory options, statistics, traces, fits and context checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tiny
+from headrace.experts.trace import read_routes
+from shell import Shell
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("mixture") / "mixtral", "mixtral").path
+
+
+def run(shell: Shell, *arguments: object) -> tuple[str, dict[str, object]]:
+    report = shell.home.parent / "stats.json"
+    done = shell.run(
+        "run", *arguments, "--prompt", "abc", "--max-tokens", 9, "--stats-json", report
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode("utf-8", "replace"), json.loads(report.read_text())
+
+
+def test_a_pool_changes_no_token(shell: Shell, mixture: Path) -> None:
+    text, stats = run(shell, mixture, "--seed", 3)
+    for size in (2, 4, 8):
+        small, less = run(shell, mixture, "--seed", 3, "--experts-per-layer", size)
+        assert (small, less["fingerprint"]) == (text, stats["fingerprint"])
+        experts = less["experts"]
+        assert isinstance(experts, dict)
+        assert experts["bytes_read"] > 0
+        assert experts["uses"] == stats["experts"]["uses"]  # type: ignore[index]
+
+
+def test_a_budget_too_small_is_refused_with_what_fits(shell: Shell, mixture: Path) -> None:
+    done = shell.run("run", mixture, "--prompt", "x", "--memory-gb", "0.01")
+    assert done.returncode == 2
+    lines = done.stderr.decode().splitlines()
+    assert lines[0].startswith("error: ")
+    assert "--memory-gb" in lines[1]
+    assert not done.stdout
+
+
+def test_routes_are_traced(shell: Shell, mixture: Path, tmp_path: Path) -> None:
+    file = tmp_path / "routes"
+    _, stats = run(shell, mixture, "--seed", 3, "--trace-routes", file)
+    header, rows = read_routes(file)
+    assert (header.num_layers, header.num_experts, header.top_k) == (2, 8, 2)
+    passes = (
+        int(stats["read_tokens"]) + int(stats["new_tokens"]) - 1 if "read_tokens" in stats else None
+    )  # type: ignore[call-overload]
+    positions = sorted(set(rows["position"].tolist()))
+    assert positions == list(range(len(positions)))
+    assert len(rows) == 2 * len(positions)
+    assert passes in (None, len(positions))
+
+
+def test_a_fit_is_kept_beside_the_model(shell: Shell, mixture: Path) -> None:
+    done = shell.run("fit-forecast", mixture, "--tokens", 600, "--memory-gb", "0.3")
+    assert done.returncode == 0, done.stderr
+    assert b"layer 1: " in done.stdout
+    file = mixture / "forecast.safetensors"
+    assert file.is_file()
+    text, stats = run(shell, mixture, "--seed", 3, "--experts-per-layer", 2)
+    file.unlink()
+    assert run(shell, mixture, "--seed", 3)[1]["fingerprint"] == stats["fingerprint"]
+    assert text
+
+
+def test_there_is_nothing_to_fit_or_trace_in_a_dense_model(shell: Shell, model: Path) -> None:
+    for arguments in (
+        ["fit-forecast", model],
+        ["run", model, "--prompt", "x", "--trace-routes", "t"],
+    ):
+        done = shell.run(*arguments)
+        assert done.returncode == 2
+        assert b"no experts" in done.stderr
+
+
+def test_context_check(shell: Shell, mixture: Path) -> None:
+    done = shell.run(
+        "context-check",
+        mixture,
+        "--tokens",
+        300,
+        "--reply-tokens",
+        5,
+        "--experts-per-layer",
+        3,
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tokens"] == 300
+    assert len(report["reply"]) == 5
+    assert report["fits"] is True
+    assert 0 < report["peak_bytes"] <= report["target_bytes"]
+    plain = shell.run("context-check", mixture, "--tokens", 300, "--ladder")
+    assert plain.returncode == 0
+    assert b"kept" in plain.stdout
+    planned = shell.run("context-check", mixture, "--tokens", 300, "--plan-only")
+    assert planned.returncode == 0
+    assert b"pool" in planned.stdout
+    long = shell.run("context-check", mixture, "--tokens", 100000)
+    assert long.returncode == 2
+    assert b"the model's own context is 1024" in long.stderr
