@@ -1,0 +1,119 @@
+"""A mixture in the engine: a failed read ends one request and nothing else; resizes change no token."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.artifact.container import Artifact, open_artifact
+from headrace.engine.engine import Engine
+from headrace.errors import ExpertReadError, InputError
+from headrace.experts.stream import StreamOptions
+from headrace.kernels.program import READY
+from headrace.llm import LLM
+from headrace.memory.facts import plan_model
+from headrace.memory.inputs import PlanOptions
+from headrace.memory.machine import read_machine
+from headrace.values import SamplingParams
+
+PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
+SMALL = StreamOptions(slots=6, max_slots=8, reserve=2)
+
+
+@pytest.fixture
+def artifact(tiny_artifact: Callable[[str], Artifact], tmp_path: Path) -> Artifact:
+    """A copy that a test may damage."""
+    return open_artifact(shutil.copytree(tiny_artifact("mixtral").path, tmp_path / "mixtral"))
+
+
+def tokens(engine: Engine) -> list[int]:
+    return [token.id for token in engine.generate(PROMPT, SAMPLED)]
+
+
+@pytest.mark.parametrize("kernels", ["portable", "reference"])
+def test_a_failed_read_ends_only_its_request(artifact: Artifact, kernels: str) -> None:
+    file = artifact.records[0].path
+    whole = file.read_bytes()
+    with Engine(artifact, kernels=kernels, max_context=256, experts=SMALL) as engine:
+        wanted = tokens(engine)
+        os.truncate(file, artifact.records[1].offset)  # layer 1 is gone
+        with pytest.raises(ExpertReadError, match=rf"layer 1, expert \d+: .*{file.name}") as found:
+            [tokens(engine) for _ in range(4)]
+        assert found.value.layer == 1
+        stream = engine.experts
+        assert stream is not None
+        for layer, expert in zip(*(stream.slots.table >= 0).nonzero(), strict=True):
+            assert stream.slots.state[stream.slots.table[layer, expert]] == READY
+            record = artifact.records[int(layer)]
+            at = record.offset + int(expert) * record.layout.nbytes
+            slot = stream.slots.memory[stream.slots.table[layer, expert]]
+            assert slot[: record.layout.nbytes].tobytes() == whole[at : at + record.layout.nbytes]
+        with file.open("r+b") as target:
+            target.write(whole)
+        assert tokens(engine) == wanted
+
+
+def test_a_pool_of_everything_reads_each_expert_once(artifact: Artifact) -> None:
+    with Engine(artifact, max_context=256) as engine:
+        first = tokens(engine)
+        stats = engine.expert_stats()
+        assert stats is not None
+        total = sum(r.num_experts * r.layout.nbytes for r in artifact.records)
+        assert stats.bytes_read <= total
+        assert tokens(engine) == first
+        again = engine.expert_stats()
+        assert again is not None
+        assert again.bytes_read - stats.bytes_read <= total - stats.bytes_read
+        assert again.uses > stats.uses
+
+
+def test_the_smallest_pool_holds_one_layers_choice(artifact: Artifact) -> None:
+    with Engine(artifact, max_context=256) as engine:
+        wanted = tokens(engine)
+    options = StreamOptions(slots=2, max_slots=2, reserve=0)
+    with Engine(artifact, max_context=256, experts=options) as engine:
+        assert tokens(engine) == wanted
+
+
+def test_doctor_and_loading_have_one_plan(artifact: Artifact) -> None:
+    options = PlanOptions(memory_gb=0.3, max_context=256)
+    with LLM(artifact.path, memory=options, threads=1) as llm:
+        again = plan_model(artifact.path, options, read_machine(), threads=1).for_loading()
+        assert (again.window, again.pool_slots, again.chunk_rows, again.sweep_slots) == (
+            llm.plan.window,
+            llm.plan.pool_slots,
+            llm.plan.chunk_rows,
+            llm.plan.sweep_slots,
+        )
+        assert again.target_bytes == llm.plan.target_bytes == 300_000_000
+        assert llm.engine.context == llm.plan.window
+        stream = llm.engine.experts
+        assert stream is not None
+        assert stream.capacity == llm.plan.pool_slots + llm.plan.lookahead_slots
+
+
+def test_an_adaptive_pool_is_resized_between_requests(artifact: Artifact) -> None:
+    limit = PlanOptions(memory_limit_gb=0.5, max_context=256)
+    with LLM(artifact.path, memory=limit) as llm:
+        wanted = llm.generate("abc", seed=1, max_tokens=8).tokens
+        stream = llm.engine.experts
+        assert stream is not None
+        assert llm._governor is not None
+        for slots in (2, 9, 5):
+            llm._governor._pool.resize(slots)
+            assert stream.capacity == slots + llm.plan.lookahead_slots
+            assert llm.generate("abc", seed=1, max_tokens=8).tokens == wanted
+    with LLM(artifact.path, memory=PlanOptions(memory_gb=0.3)) as llm:
+        assert llm._governor is None  # a fixed budget stays what it is
+
+
+def test_a_dense_model_has_no_routes(
+    tiny_artifact: Callable[[str], Artifact], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="no experts"):
+        Engine(tiny_artifact("llama"), trace_routes=tmp_path / "routes")
