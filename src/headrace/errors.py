@@ -78,6 +78,18 @@ class ContextError(InputError):
         self.context_tokens = context_tokens
 
 
+class PromptSizeError(InputError):
+    """A prompt is so long that its tokens need not be counted: no context of that many tokens holds it."""
+
+    code = "context_overflow"
+
+    def __init__(self, characters: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {characters:,} characters, the context holds {context_tokens} tokens",
+            hint="shorten the prompt, or use a model with a longer context",
+        )
+
+
 class SettingError(InputError):
     """A setting, flag or environment variable with an unusable name or value."""
 

@@ -22,13 +22,14 @@ from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
 from headrace.engine.pages import pages_for
-from headrace.errors import HeadraceError, InputError, UnsupportedError
+from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
 
 DEFAULT_MODEL = "smollm2:135m"
+CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -179,6 +180,7 @@ class LLM:
         if raw:
             if system is not None:
                 raise InputError("a raw prompt has no system message")
+            self._could_fit(len(prompt))
             return self.tokenizer.encode_prompt(prompt)
         messages = [] if system is None else [Message("system", system)]
         return self.chat_ids([*messages, Message("user", _text(prompt))])
@@ -189,7 +191,13 @@ class LLM:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
             )
+        self._could_fit(sum(len(m.content) for m in messages))
         return encode_chat(self.tokenizer, self._template, messages)
+
+    def _could_fit(self, characters: int) -> None:
+        """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""
+        if characters > CHARACTERS_PER_TOKEN * self.engine.context:
+            raise PromptSizeError(characters, self.engine.context)
 
     def stream_ids(
         self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False

@@ -134,6 +134,16 @@ def test_a_source_is_converted_once(shell: Shell, checkpoint: Path) -> None:
     assert b"convert" not in second.stderr
 
 
+def test_a_prompt_without_end_is_refused(shell: Shell, model: Path) -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        process = shell.start(
+            "run", model, *GREEDY, stdin=zeros, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, report = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, b"")
+    assert report == b"error: the piped prompt is longer than 67,108,864 bytes\n"
+
+
 BAD = {
     "empty prompt": (["--prompt", ""], "the prompt is empty"),
     "temperature": (["--prompt", "x", "--temperature", "nan"], "temperature is nan"),

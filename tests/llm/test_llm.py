@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.artifact.container import Artifact
-from headrace.errors import ContextError, FileError, InputError, SettingError
-from headrace.llm import LLM, BusyError
+from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
+from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
 from headrace.values import Message
 
 LONG = 900
@@ -211,6 +211,10 @@ def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -
 def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     with pytest.raises(ContextError, match=r"\d+ tokens, the context holds 1024"):
         llm.generate("x" * 2000)
+    endless = "x" * (1024 * CHARACTERS_PER_TOKEN + 1)
+    for ask in (lambda: llm.generate(endless), lambda: llm.generate(endless, raw=True)):
+        with pytest.raises(PromptSizeError, match=r"524,289 characters, the context holds 1024"):
+            ask()
     with pytest.raises(SettingError, match="temperature"):
         llm.generate("x", temperature=float("nan"))
     with pytest.raises(FileError, match="no such file"):

@@ -23,6 +23,7 @@ Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 NO_DEFAULT = Parameter(show_default=False)
 DEFAULTS = SamplingParams()
+MAX_PROMPT_BYTES = 64 << 20
 
 
 def _about(text: str) -> Parameter:
@@ -108,7 +109,7 @@ def run(
     model
         A name (`headrace pull` lists them), an artifact, a GGUF file or a model directory.
     prompt
-        What to answer. Without it, standard input is read when it is piped.
+        What to answer. Without it, standard input is read when it is piped, at most 64 MiB.
     system
         A system message in front of the prompt or the chat.
     raw
@@ -155,11 +156,21 @@ def _prompt(given: str | None, raw: bool) -> str | bytes | None:
     if given is not None:
         text: str | bytes = given
     else:
-        piped = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        piped = _piped()
         text = piped if raw else piped.removesuffix(b"\n").removesuffix(b"\r")
     if not text:
         raise InputError("the prompt is empty")
     return text
+
+
+def _piped() -> bytes:
+    """Standard input, which may have no end."""
+    if sys.stdin is None:
+        return b""
+    piped = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(piped) > MAX_PROMPT_BYTES:
+        raise InputError(f"the piped prompt is longer than {MAX_PROMPT_BYTES:,} bytes")
+    return piped
 
 
 @contextmanager
