@@ -12,6 +12,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 UNIT = 65536  # sampling parameters are Q16 integers from here on
+MIN_TEMPERATURE = 2.0**-20  # below it the likeliest token is picked
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Message:
 class SamplingParams:
     """How to pick tokens from logits.
 
-    `temperature` 0 is greedy. `seed` None draws a real random one; 0 is a seed like any other.
-    `top_k` 0, `top_p` 1, `min_p` 0, `presence_penalty` 0 and `repetition_penalty` 1 switch off.
+    `temperature` 0 is greedy, and so is one below 2^-20. `seed` None draws a real random one; 0 is a
+    seed like any other. `top_k` 0, `top_p` 1, `min_p` 0, `presence_penalty` 0 and `repetition_penalty` 1 switch off.
     Raises SettingError when a value is out of range.
     """
 
@@ -62,7 +63,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True)

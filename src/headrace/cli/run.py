@@ -46,7 +46,8 @@ class SamplingFlags:
         int | None, _about("Most tokens to write. Without it, as many as the context holds.")
     ] = None
     temperature: Annotated[
-        float | None, _about(f"0 is greedy; {DEFAULTS.temperature} if not given.")
+        float | None,
+        _about(f"0 is greedy, as is less than 2^-20; {DEFAULTS.temperature} if not given."),
     ] = None
     top_p: Annotated[
         float,
