@@ -14,6 +14,7 @@ from typing import TextIO
 import cyclopts
 
 from headrace.errors import CancelledError, HeadraceError
+from headrace.signals import raise_on_interrupt
 
 USAGE = 2
 
@@ -37,11 +38,6 @@ def _version() -> str:
     import headrace
 
     return f"headrace {headrace.__version__}"
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(execute(sys.argv[1:]))
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -80,9 +76,9 @@ def _call(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in app.help_flags:
         for name in COMMANDS:
             app[name]  # loads it: the list shows what each module says of itself
-    result = app(
-        list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
-    )
+    command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
+    raise_on_interrupt()
+    result = command(*bound.args, **bound.kwargs)
     return result if isinstance(result, int) else 0
 
 
@@ -129,7 +125,3 @@ def _abandon_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-if __name__ == "__main__":
-    main()
