@@ -28,7 +28,7 @@ class Counting : public Job {
 
   void expect(int run, int first) { run_ = run, first_ = first; }
 
-  int wrong(int end) const {
+  int wrong(int end) {
     int sum = 0;
     for (int w : wrong_) sum += w;
     for (int stage = first_; stage < end; ++stage)
