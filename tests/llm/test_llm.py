@@ -12,7 +12,7 @@ import pytest
 from headrace.artifact.container import Artifact
 from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
 from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
-from headrace.values import Message
+from headrace.values import Message, SamplingParams
 
 LONG = 900
 
@@ -99,6 +99,24 @@ def test_cancel_from_another_thread(llm: LLM) -> None:
     assert llm.last is not None
     assert llm.last.finish_reason == "cancelled"
     assert llm.last.stats.new_tokens < LONG
+
+
+def test_the_reference_is_cancelled_inside_a_pass(path: Path) -> None:
+    """And goes on afterwards as if nothing had been read."""
+    question = "x" * 300
+    with LLM(path, kernels="reference") as llm:
+        asked = []
+        ids = llm.prompt_ids(question)
+        sampling = SamplingParams(temperature=0.0, max_tokens=2)
+        sequence = llm.engine.new_sequence()
+        stop = lambda: len(asked) >= 9 or asked.append(1) is not None  # noqa: E731
+        assert list(llm.engine.generate(ids, sampling, cancel=stop, sequence=sequence)) == []
+        assert llm.engine.stats is not None
+        assert llm.engine.stats.finish_reason == "cancelled"
+        assert (len(asked), len(sequence)) == (9, 0)  # in the middle of the only pass
+        anew = list(llm.engine.generate(ids, sampling, sequence=sequence))
+        sequence.release()
+        assert anew == list(llm.engine.generate(ids, sampling))
 
 
 def test_a_cancelled_model_generates_again(llm: LLM) -> None:

@@ -102,7 +102,8 @@ def run(
     """Answer a prompt, or chat when there is a terminal and no prompt.
 
     The answer goes to standard output, statistics to standard error; they end in a fingerprint of
-    the logits, which is the same on every machine. Control-C ends an answer with exit code 130.
+    the logits, which is the same on every machine. Control-C ends an answer with exit code 130;
+    where it is ignored on entry, as in a background job of nohup, it stays ignored.
     HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
 
     Parameters

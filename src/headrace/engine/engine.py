@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.artifact.container import Artifact
-from headrace.engine.mixture import Mixture
+from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
-from headrace.errors import ContextError, InputError
+from headrace.errors import CancelledError, ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteRecorder
-from headrace.kernels.program import Batch, ModelShape
+from headrace.kernels.program import Batch, ModelShape, Program, Route
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
@@ -85,6 +86,7 @@ class Engine:
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self._marks = _marks(self._program, self.backend.name)
         self._mixture = self._open_experts(artifact, experts, recorder)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
@@ -138,20 +140,25 @@ class Engine:
     def new_sequence(self) -> Sequence:
         return Sequence(self._pool, self.context)
 
-    def forward(self, work: Tokens[Work]) -> NDArray[np.int32]:
+    def forward(
+        self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
+    ) -> NDArray[np.int32]:
         """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
 
-        The result is a view that the next pass overwrites.
+        The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
+        raises CancelledError then, and the sequences are as before.
         """
         for item in work:
             item.sequence.reserve(len(item.tokens))
         batch = _batch(work)
         self._check(batch)
         if self._mixture is None:
-            self._runner.run(0, len(self._program.ops), batch, self._cache)
+            for begin, end in pairwise((0, *self._marks)):
+                check_cancelled(cancel if begin else None)
+                self._runner.run(begin, end, batch, self._cache)
         else:
             last = not any(item.more for item in work)
-            self._mixture.run(batch, self._cache, admit=last)
+            self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
@@ -240,6 +247,17 @@ class Engine:
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
 
 
+def _marks(program: Program, backend: str) -> tuple[int, ...]:
+    """Where a run of a program may pause for a cancellation: its end, for the reference every operation.
+
+    Never after a Route, where a pause means that experts are lacking.
+    """
+    size = len(program.ops)
+    if backend != "reference":
+        return (size,)
+    return tuple(i for i in range(1, size + 1) if not isinstance(program.ops[i - 1], Route))
+
+
 def _batch(work: Tokens[Work]) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
@@ -319,7 +337,10 @@ class _Generation:
         for number, (part, more) in enumerate(self._engine._chunks(unread)):
             if number and self._cancel():
                 return None
-            logits = self._engine.forward([Work(sequence, part, more=more)])[0]
+            try:
+                logits = self._engine.forward([Work(sequence, part, more=more)], self._cancel)[0]
+            except CancelledError:
+                return None
         self._hash.update(logits.data)
         token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
         self._count += 1
