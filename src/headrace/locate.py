@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,9 @@ def _from_path(path: Path, report: Progress) -> Path:
         convert(
             path, target, progress=lambda done, total: report(f"convert {path.name}", done, total)
         )
+        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*"):
+            if old != target:  # of the same path, as it was before
+                shutil.rmtree(old, ignore_errors=True)
     return target
 
 
@@ -79,14 +83,23 @@ def _converted(path: Path) -> Path:
 
 
 def _cache_name(path: Path) -> str:
-    """A name for the conversion of a file as it is now: another size or time is another name."""
+    """A name for the conversion of a file as it is now: the stem, a hash of the path, a hash of the file's facts.
+
+    Another inode, size, time of writing or of change is another name.
+    """
     resolved = path.resolve()
     files = sorted(resolved.iterdir()) if resolved.is_dir() else _split_files(resolved)
     stats = [(f, f.stat()) for f in files if f.is_file()]
-    facts = "\n".join(f"{f}\0{s.st_size}\0{s.st_mtime_ns}" for f, s in stats)
-    digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    facts = "\n".join(
+        f"{f}\0{s.st_dev}\0{s.st_ino}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}"
+        for f, s in stats
+    )
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.stem)[:80].lstrip(".")
-    return f"{stem}-{digest}"
+    return f"{stem}-{_digest(str(resolved))}-{_digest(facts)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _split_files(path: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -132,6 +133,28 @@ def test_a_source_is_converted_once(shell: Shell, checkpoint: Path) -> None:
     assert made[0].stat().st_mtime_ns == before
     assert b"convert" in first.stderr
     assert b"convert" not in second.stderr
+
+
+def test_a_source_that_changed_is_converted_again(
+    shell: Shell, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Also where its size and time of writing are as before; the old conversion goes."""
+    source = shutil.copytree(checkpoint, tmp_path / "source")
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    weights = source / "model.safetensors"
+    for model in (source, other):
+        assert shell.run("run", model, "--prompt", "x", *GREEDY).returncode == 0
+    before = {p.name for p in (shell.home / "converted").iterdir()}
+    stat = weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    done = shell.run("run", source, "--prompt", "x", *GREEDY)
+    after = {p.name for p in (shell.home / "converted").iterdir()}
+    assert b"convert" in done.stderr
+    assert len(before) == len(after) == 2
+    assert len(before & after) == 1
 
 
 def test_a_prompt_without_end_is_refused(shell: Shell, model: Path) -> None:
