@@ -81,7 +81,7 @@ def _editor() -> Any | None:
     """Line editing and history for `input`, where Python was built with it."""
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="surrogateescape")
+        reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         return import_module("readline")
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ class SamplingFlags:
         """The same as a value. Raises SettingError."""
         chosen = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
         chosen |= {"temperature": _temperature(self.greedy, self.temperature)}
-        return SamplingParams(**{**chosen, "stop": tuple(self.stop or ())})
+        return SamplingParams(**{**chosen, "stop": tuple(map(_utf8, self.stop or ()))})
 
 
 NO_FLAGS = SamplingFlags()
@@ -128,6 +129,7 @@ def run(
         Print the fingerprint in place of the answer; needs a prompt.
     """
     params = sampling.params()
+    system = None if system is None else _utf8(system)
     if stats_json is not None:
         stats.check_writable(stats_json)
     text = _prompt(prompt, raw)
@@ -143,6 +145,11 @@ def run(
         return _report(llm, facts, code, stats_json, digest)
 
 
+def _utf8(argument: str) -> str:
+    """An argument's bytes read as UTF-8, whatever the locale says that they are."""
+    return os.fsencode(argument).decode("utf-8", "surrogateescape")
+
+
 def _temperature(greedy: bool, temperature: float | None) -> float:
     if not greedy:
         return DEFAULTS.temperature if temperature is None else temperature
@@ -156,7 +163,7 @@ def _prompt(given: str | None, raw: bool) -> str | bytes | None:
     if given is None and sys.stdin is not None and sys.stdin.isatty():
         return None
     if given is not None:
-        text: str | bytes = given
+        text: str | bytes = _utf8(given)
     else:
         piped = _piped()
         text = piped if raw else piped.removesuffix(b"\n").removesuffix(b"\r")
