@@ -43,6 +43,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "seed", "max_tokens"):
+            self._whole(name, optional=name != "top_k")
         self._within("temperature", 0.0, 100.0)
         self._within("top_p", 0.0, 1.0)
         self._within("min_p", 0.0, 1.0)
@@ -53,13 +55,22 @@ class SamplingParams:
             raise SettingError(f"seed is {self.seed}; it must be between 0 and 2^64 - 1")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise SettingError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            raise SettingError(f"stop is {self.stop!r:.60}; it must be a sequence of texts")
         if any(not s for s in self.stop):
             raise SettingError("stop holds an empty string")
 
     def _within(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SettingError(f"{name} is {value!r:.60}; it must be a number")
         if not low <= value <= high:  # also refuses NaN
             raise SettingError(f"{name} is {value}; it must be between {low} and {high}")
+
+    def _whole(self, name: str, *, optional: bool) -> None:
+        value = getattr(self, name)
+        if type(value) is not int and not (optional and value is None):
+            raise SettingError(f"{name} is {value!r:.60}; it must be a whole number")
 
     @property
     def greedy(self) -> bool:

@@ -240,3 +240,46 @@ def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="memory_gb"):
         LLM(path, memory_gb=0.0001)
     assert llm.generate("x", seed=1, max_tokens=1).stats.new_tokens == 1
+
+
+WRONG: dict[str, tuple[Callable[[LLM], object], str]] = {
+    "no tokens": (lambda m: m.logits([]), "the sequence of tokens is empty"),
+    "text for tokens": (lambda m: m.logits("text"), "is text: give token ids"),  # type: ignore[arg-type]
+    "no token id": (lambda m: m.logits([1, 2.5]), "2.5 is not a token id"),  # type: ignore[list-item]
+    "a token outside": (lambda m: m.logits([10**6]), "token 1000000 is not in the vocabulary"),
+    "text to detokenize": (lambda m: m.detokenize("x"), "is text"),  # type: ignore[arg-type]
+    "nothing to stream": (lambda m: list(m.stream_ids([], SamplingParams())), "is empty"),
+    "an empty prompt": (lambda m: m.generate(""), "the prompt is empty"),
+    "an empty raw prompt": (lambda m: m.generate(b"", raw=True), "the prompt is empty"),
+    "no text": (lambda m: m.generate(5), "the prompt is of type int"),  # type: ignore[arg-type]
+    "no messages": (lambda m: m.chat([]), "at least one message"),
+    "text for messages": (lambda m: m.chat("Hi"), "at least one message"),  # type: ignore[arg-type]
+    "no message": (lambda m: m.chat(["Hi"]), "'Hi' is not a Message"),  # type: ignore[list-item]
+    "max_tokens": (lambda m: m.generate("x", max_tokens="3"), "max_tokens is '3'; it must be a whole"),  # type: ignore[arg-type]
+    "seed": (lambda m: m.generate("x", seed=1.5), "seed is 1.5; it must be a whole"),  # type: ignore[arg-type]
+    "seed as truth": (lambda m: m.generate("x", seed=True), "seed is True; it must be a whole"),
+    "top_k": (lambda m: m.generate("x", top_k=None), "top_k is None; it must be a whole"),  # type: ignore[arg-type]
+    "temperature": (lambda m: m.generate("x", temperature="1"), "temperature is '1'; it must be a"),  # type: ignore[arg-type]
+    "stop": (lambda m: m.generate("x", stop="x"), "stop is 'x'; it must be a sequence"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_types_and_nothing_are_refused(llm: LLM, name: str) -> None:
+    act, cause = WRONG[name]
+    with pytest.raises(InputError) as caught:
+        act(llm)
+    assert cause in caught.value.message
+
+
+def test_a_message_may_be_a_mapping(llm: LLM) -> None:
+    mapping = {"role": "user", "content": "Why?"}
+    assert llm.chat_ids([mapping]) == llm.chat_ids([Message("user", "Why?")])  # type: ignore[list-item]
+
+
+def test_a_completion_is_its_text_and_equal_ones_are_equal(llm: LLM) -> None:
+    first, again = (llm.generate("Why?", seed=5, max_tokens=8) for _ in range(2))
+    assert str(first) == first.text
+    assert first == again
+    assert first != llm.generate("Why?", seed=5, max_tokens=7)
+    assert llm.logits(np.array([1, 2])).shape[0] == 2
