@@ -108,8 +108,12 @@ class DiskFullError(HeadraceError):
     code = "disk_full"
     http_status = 507
 
-    def __init__(self, path: str | Path, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"{path}: needs {needed_bytes:,} bytes, {free_bytes:,} are free")
+    def __init__(
+        self, path: str | Path, needed_bytes: int, free_bytes: int, cause: str | None = None
+    ) -> None:
+        """cause: what ran out, where it is not bytes."""
+        room = f"needs {needed_bytes:,} bytes, {free_bytes:,} are free"
+        super().__init__(f"{path}: {cause or room}")
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 

@@ -104,3 +104,24 @@ def test_the_locale_changes_nothing(shell: Shell, model: Path) -> None:
     assert other.returncode == 0
     assert other.stdout == plain.stdout
     assert other.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+
+
+def test_a_place_that_cannot_be_used_is_bad_input(
+    shell: Shell, model: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    below, long = tmp_path / "file" / "below", "x" * 300
+    for command, home in (
+        (("convert", checkpoint, below), shell.home),
+        (("convert", checkpoint, tmp_path / long), shell.home),
+        (("convert", tmp_path / long, tmp_path / "out"), shell.home),
+        (("inspect", below), shell.home),
+        (("inspect", tmp_path / long), shell.home),
+        (("run", checkpoint, "--prompt", "x"), below),
+        (("pull", "smollm2:135m"), below),
+        (("run", model, "--prompt", "x", "--stats-json", below), shell.home),
+    ):
+        done = shell.run(*command, HEADRACE_HOME=str(home))
+        assert done.returncode == 2, (command, done.stderr)
+        assert b"Traceback" not in done.stderr
+        assert b"error: " in done.stderr

@@ -5,6 +5,7 @@ A command's module is imported when the command is called, so that starting cost
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -17,6 +18,11 @@ from headrace.errors import CancelledError, HeadraceError
 from headrace.signals import raise_on_interrupt
 
 USAGE = 2
+
+_PATH_ERRORS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
 
 COMMANDS = ("run", "pull", "convert", "inspect", "doctor", "bench", "selfcheck")
 
@@ -71,7 +77,7 @@ def _guarded(act: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _fail(_os_cause(error), None, 1)
+        return _fail(_os_cause(error), None, USAGE if _is_of_a_path(error) else 1)
     except MemoryError:
         return _fail("out of memory", "a smaller --max-context takes less", 1)
 
@@ -96,6 +102,11 @@ def _call(arguments: Sequence[str]) -> int:
     raise_on_interrupt()
     result = command(*bound.args, **bound.kwargs)
     return result if isinstance(result, int) else 0
+
+
+def _is_of_a_path(error: OSError) -> bool:
+    """Whether the place that was given is at fault: it cannot be found, read or written."""
+    return error.filename is not None and error.errno in _PATH_ERRORS
 
 
 def _os_cause(error: OSError) -> str:
