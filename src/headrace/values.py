@@ -89,23 +89,32 @@ class Token:
 class GenerationStats:
     """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
 
-    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again.
+    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again, and
+    `unread_tokens` were not reached before the generation was cancelled. `prefill_seconds` end with the first
+    token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was drawn
+    and none was given.
     """
 
     prompt_tokens: int
     new_tokens: int
     prefill_seconds: float
     decode_seconds: float
-    seed: int
+    seed: int | None
     fingerprint: str
     finish_reason: FinishReason
     saturations: Mapping[str, int] = field(default_factory=dict)
     reused_tokens: int = 0
+    unread_tokens: int = 0
 
     @property
     def read_tokens(self) -> int:
         """Prompt tokens that were read rather than reused."""
-        return self.prompt_tokens - self.reused_tokens
+        return self.prompt_tokens - self.reused_tokens - self.unread_tokens
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after the first, which prefill pays for."""
+        return max(self.new_tokens - 1, 0)
 
     @property
     def prefill_rate(self) -> float:
@@ -114,6 +123,5 @@ class GenerationStats:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens a second after the first, which prefill pays for."""
-        steps = max(self.new_tokens - 1, 0)
-        return steps / self.decode_seconds if self.decode_seconds else 0.0
+        """Tokens a second after the first."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0

@@ -30,8 +30,16 @@ def test_an_answer_and_its_statistics(shell: Shell, model: Path) -> None:
     assert done.stdout.decode() == expected.text + "\n"
     assert fingerprint(done) == f"fingerprint {expected.stats.fingerprint}"
     report = done.stderr.decode()
-    for word in ("read ", "wrote 12 tokens", "tok/s", "loaded in", "peak memory", "seed"):
+    for word in (
+        "read ",
+        "wrote 12 tokens",
+        "tok/s",
+        "loaded in",
+        "peak memory",
+        ", 11 after the first in",
+    ):
         assert word in report
+    assert "seed" not in report  # nothing was drawn
 
 
 def test_the_model_is_a_flag_too(shell: Shell, model: Path) -> None:

@@ -79,6 +79,17 @@ def test_an_unseeded_run_draws_another_seed(llm: LLM) -> None:
     seeds = {llm.generate("Why?", max_tokens=1).stats.seed for _ in range(3)}
     assert len(seeds) == 3
     assert llm.generate("Why?", seed=0, max_tokens=1).stats.seed == 0
+    assert llm.generate("Why?", temperature=0.0, max_tokens=1).stats.seed is None
+    assert llm.generate("Why?", temperature=0.0, seed=3, max_tokens=1).stats.seed == 3
+
+
+def test_statistics_add_up(llm: LLM) -> None:
+    stats = llm.generate("Why?", seed=0, max_tokens=5).stats
+    assert stats.read_tokens == stats.prompt_tokens - stats.reused_tokens
+    assert (stats.new_tokens, stats.decode_tokens, stats.unread_tokens) == (5, 4, 0)
+    assert stats.decode_rate == 4 / stats.decode_seconds
+    one = llm.generate("Why?", seed=0, max_tokens=1).stats
+    assert (one.decode_tokens, one.decode_rate) == (0, 0.0)
 
 
 def test_logits_are_those_of_the_pick(llm: LLM) -> None:
@@ -114,6 +125,9 @@ def test_the_reference_is_cancelled_inside_a_pass(path: Path) -> None:
         assert llm.engine.stats is not None
         assert llm.engine.stats.finish_reason == "cancelled"
         assert (len(asked), len(sequence)) == (9, 0)  # in the middle of the only pass
+        assert llm.engine.stats.read_tokens == 0 == llm.engine.stats.prefill_rate
+        assert llm.engine.stats.unread_tokens == len(ids)
+        assert llm.engine.stats.prefill_seconds > 0 == llm.engine.stats.decode_rate
         anew = list(llm.engine.generate(ids, sampling, sequence=sequence))
         sequence.release()
         assert anew == list(llm.engine.generate(ids, sampling))

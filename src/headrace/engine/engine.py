@@ -298,6 +298,7 @@ class _Generation:
         room = engine.context - len(prompt)
         self._limit = min(params.max_tokens or room, room)
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
+        self._reported_seed = params.seed if params.greedy else self._seed
         vocab = engine.config.vocab_size
         self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
         self._sampler.observe(prompt)
@@ -321,9 +322,10 @@ class _Generation:
                     break
                 unread = [token.id]
         finally:
+            held = len(sequence)
             if self._kept is None:
                 sequence.release()
-            self._engine.stats = self._stats(reason)
+            self._engine.stats = self._stats(reason, held)
 
     def _sync(self, sequence: Sequence) -> list[int]:
         """What is left to read: at least the last token, because its logits are wanted."""
@@ -348,16 +350,21 @@ class _Generation:
             self._times[1] = time.perf_counter()
         return token
 
-    def _stats(self, reason: FinishReason) -> GenerationStats:
+    def _stats(self, reason: FinishReason, held: int) -> GenerationStats:
+        """held: tokens that the sequence held at the end."""
         start, first = self._times
+        now = time.perf_counter()
+        if not self._count:  # cancelled before the first token: all of it was prefill
+            first = now
         after = self._engine.saturations()
         return GenerationStats(
             prompt_tokens=len(self._prompt),
             reused_tokens=self._reused,
             new_tokens=self._count,
             prefill_seconds=first - start,
-            decode_seconds=time.perf_counter() - first if self._count else 0.0,
-            seed=self._seed,
+            decode_seconds=now - first,
+            unread_tokens=max(len(self._prompt) - held, 0),
+            seed=self._reported_seed,
             fingerprint=self._hash.hexdigest()[:32],
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
