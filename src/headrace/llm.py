@@ -50,7 +50,9 @@ class SamplingOptions(TypedDict, total=False):
 class Completion:
     """A finished generation. `tokens` are the ids that were picked, an end token included.
 
-    As text it is its text. Two are equal when they say the same; `stats`, which hold times, are not compared.
+    The text of one that was cut, by a limit or a cancellation, is its longest prefix of whole characters: bytes of a
+    character that was begun are left out, though their tokens are in `tokens`. As text it is its text. Two are equal
+    when they say the same; `stats`, which hold times, are not compared.
     """
 
     text: str
@@ -245,7 +247,9 @@ class LLM:
                         if answer.stopped:
                             break
                     else:
-                        if piece := answer.flush():
+                        stats = self.engine.stats
+                        cut = stats is not None and stats.finish_reason != "stop"
+                        if piece := answer.flush(cut=cut):
                             yield piece
             finally:
                 self.last = answer.completion(self.engine.stats)
@@ -285,8 +289,9 @@ class _Answer:
         self._tokens.append(token)
         return self._keep(self._stops.push(self._stream.push(token)))
 
-    def flush(self) -> str:
-        text = self._stops.push(self._stream.flush())
+    def flush(self, *, cut: bool) -> str:
+        """What is still held. `cut`: the model did not end here, so a character that it began is left out."""
+        text = self._stops.push("" if cut else self._stream.flush())
         return self._keep(text + ("" if self.stopped else self._stops.flush()))
 
     def _keep(self, piece: str) -> str:

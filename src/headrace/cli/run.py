@@ -44,7 +44,11 @@ class SamplingFlags:
         _about("Seed of the draws, 0 to 2^64 - 1. Without it a random one is drawn and reported."),
     ] = None
     max_tokens: Annotated[
-        int | None, _about("Most tokens to write. Without it, as many as the context holds.")
+        int | None,
+        _about(
+            "Most tokens to write; a character that the last one leaves unfinished is left out. "
+            "Without it, as many as the context holds."
+        ),
     ] = None
     temperature: Annotated[
         float | None,
