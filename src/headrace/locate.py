@@ -20,6 +20,8 @@ Progress = Callable[[str, int, int], None]  # what is done, how much of it, of h
 
 _PATH_LIKE = re.compile(r"[/\\]|\.gguf$|^\.")
 _MANIFEST = "manifest.json"
+_FIRST_FILE = "dense-00001.safetensors"  # only artifacts have it
+_AGAIN = "convert or pull the model again"
 
 
 def locate(model: str | Path, *, progress: Progress | None = None, ask: bool | None = None) -> Path:
@@ -64,6 +66,10 @@ def _from_path(path: Path, report: Progress) -> Path:
         raise FileError(path, "open", "there is no such file or directory")
     if (path / _MANIFEST).is_file():
         return path
+    if (path / _FIRST_FILE).exists():
+        raise FileError(
+            path, _MANIFEST, "is missing: this is an artifact that is not complete", hint=_AGAIN
+        )
     from headrace.artifact.convert import convert
 
     target = _converted(path)
