@@ -63,6 +63,7 @@ def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
         kernels=knobs.kernels,
         threads=knobs.threads,
         chunk=max(knobs.chunk, knobs.mates + 1),
+        logit_rows=max(knobs.chunk, knobs.mates + 1),
         max_context=256,
         num_sequences=knobs.mates + 2,
     ) as engine:
