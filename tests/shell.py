@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+def default_sigint() -> None:
+    """In a child: Control-C as on a terminal, also where the tests run in the background and ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -36,4 +42,5 @@ class Shell:
         )
 
     def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+        options = {"preexec_fn": default_sigint, **options}
         return subprocess.Popen(self.command(*arguments), env=self.environment, **options)

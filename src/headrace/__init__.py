@@ -5,9 +5,12 @@ Importing the package imports nothing heavy: names are loaded when they are firs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = (
+    False  # typing itself is imported by nothing here: the console script starts with this file
+)
 if TYPE_CHECKING:
+    from typing import Any
+
     from headrace.llm import LLM as LLM
     from headrace.llm import Completion as Completion
     from headrace.values import Message as Message

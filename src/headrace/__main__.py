@@ -1,5 +1,5 @@
 """`python -m headrace`."""
 
-from headrace.cli.main import main
+from headrace.entry import main
 
 main()

@@ -78,6 +78,18 @@ class ContextError(InputError):
         self.context_tokens = context_tokens
 
 
+class PromptSizeError(InputError):
+    """A prompt is so long that its tokens need not be counted: no context of that many tokens holds it."""
+
+    code = "context_overflow"
+
+    def __init__(self, characters: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {characters:,} characters, the context holds {context_tokens} tokens",
+            hint="shorten the prompt, or use a model with a longer context",
+        )
+
+
 class SettingError(InputError):
     """A setting, flag or environment variable with an unusable name or value."""
 
@@ -96,8 +108,12 @@ class DiskFullError(HeadraceError):
     code = "disk_full"
     http_status = 507
 
-    def __init__(self, path: str | Path, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"{path}: needs {needed_bytes:,} bytes, {free_bytes:,} are free")
+    def __init__(
+        self, path: str | Path, needed_bytes: int, free_bytes: int, cause: str | None = None
+    ) -> None:
+        """cause: what ran out, where it is not bytes."""
+        room = f"needs {needed_bytes:,} bytes, {free_bytes:,} are free"
+        super().__init__(f"{path}: {cause or room}")
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 

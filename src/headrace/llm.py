@@ -8,9 +8,9 @@ of a chat costs what is new in it. The answers are those of a fresh model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
-from headrace.errors import HeadraceError, InputError, UnsupportedError
+from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
 from headrace.memory.governor import Governor
@@ -34,6 +34,7 @@ from headrace.text.tokenizer import Tokenizer
 from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
 
 DEFAULT_MODEL = "smollm2:135m"
+CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -52,12 +53,20 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished generation. `tokens` are the ids that were picked, an end token included."""
+    """A finished generation. `tokens` are the ids that were picked, an end token included.
+
+    The text of one that was cut, by a limit or a cancellation, is its longest prefix of whole characters: bytes of a
+    character that was begun are left out, though their tokens are in `tokens`. As text it is its text. Two are equal
+    when they say the same; `stats`, which hold times, are not compared.
+    """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
-    stats: GenerationStats
+    stats: GenerationStats = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class BusyError(HeadraceError):
@@ -176,25 +185,33 @@ class LLM:
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
+        if not isinstance(text, str | bytes):
+            raise InputError(f"the text is of type {type(text).__name__}, not text or bytes")
         return self.tokenizer.encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
-        return self.tokenizer.decode(tokens)
+        return self.tokenizer.decode(_ids(tokens, empty=True))
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
+        ids = _ids(tokens)
         with self._own_turn():
             self._timeline.release()  # the cache has room for one sequence
-            return self.engine.logits(list(tokens))
+            return self.engine.logits(ids)
 
     def prompt_ids(
         self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
     ) -> list[int]:
         """What the model reads for a prompt. With `raw`, control tokens may be spelled in it."""
+        if not isinstance(prompt, str | bytes):
+            raise InputError(f"the prompt is of type {type(prompt).__name__}, not text or bytes")
+        if not prompt:
+            raise InputError("the prompt is empty")
         if raw:
             if system is not None:
                 raise InputError("a raw prompt has no system message")
+            self._could_fit(len(prompt))
             return self.tokenizer.encode_prompt(prompt)
         messages = [] if system is None else [Message("system", system)]
         return self.chat_ids([*messages, Message("user", _text(prompt))])
@@ -214,13 +231,21 @@ class LLM:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
             )
+        if isinstance(messages, str | bytes | Message) or not messages:
+            raise InputError("a conversation is a sequence of at least one message")
+        self._could_fit(sum(map(_length, messages)))
         return encode_chat(self.tokenizer, self._template, messages)
+
+    def _could_fit(self, characters: int) -> None:
+        """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""
+        if characters > CHARACTERS_PER_TOKEN * self.engine.context:
+            raise PromptSizeError(characters, self.engine.context)
 
     def stream_ids(
         self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
     ) -> Generator[str, None, None]:
         """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
-        return self._pieces(list(ids), sampling, continues)
+        return self._pieces(_ids(ids), sampling, continues)
 
     def _complete(
         self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
@@ -247,7 +272,9 @@ class LLM:
                         if answer.stopped:
                             break
                     else:
-                        if piece := answer.flush():
+                        stats = self.engine.stats
+                        cut = stats is not None and stats.finish_reason != "stop"
+                        if piece := answer.flush(cut=cut):
                             yield piece
             finally:
                 self.last = answer.completion(self.engine.stats)
@@ -289,8 +316,9 @@ class _Answer:
         self._tokens.append(token)
         return self._keep(self._stops.push(self._stream.push(token)))
 
-    def flush(self) -> str:
-        text = self._stops.push(self._stream.flush())
+    def flush(self, *, cut: bool) -> str:
+        """What is still held. `cut`: the model did not end here, so a character that it began is left out."""
+        text = self._stops.push("" if cut else self._stream.flush())
         return self._keep(text + ("" if self.stopped else self._stops.flush()))
 
     def _keep(self, piece: str) -> str:
@@ -307,6 +335,30 @@ class _Answer:
 def _ended(completion: Completion | None) -> Completion:
     assert completion is not None
     return completion
+
+
+def _ids(tokens: Sequence[int], *, empty: bool = False) -> list[int]:
+    """Token ids as they are; `empty` allows none. Raises InputError."""
+    ids = [] if isinstance(tokens, str | bytes) else list(tokens)
+    if not ids and not (empty and not isinstance(tokens, str | bytes)):
+        cause = (
+            "is text: give token ids (tokenize)" if isinstance(tokens, str | bytes) else "is empty"
+        )
+        raise InputError(f"the sequence of tokens {cause}")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int | np.integer):
+            raise InputError(f"{token!r:.60} is not a token id")
+    return [int(token) for token in ids]
+
+
+def _length(message: object) -> int:
+    """Characters of a message's text. Raises InputError for what is no message."""
+    if isinstance(message, Mapping):
+        content = message.get("content")
+        return len(content) if isinstance(content, str) else 0
+    if not isinstance(message, Message) or not isinstance(message.content, str):
+        raise InputError(f"{message!r:.60} is not a Message with text")
+    return len(message.content)
 
 
 def _text(prompt: str | bytes) -> str:

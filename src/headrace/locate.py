@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ Progress = Callable[[str, int, int], None]  # what is done, how much of it, of h
 
 _PATH_LIKE = re.compile(r"[/\\]|\.gguf$|^\.")
 _MANIFEST = "manifest.json"
+_FIRST_FILE = "dense-00001.safetensors"  # only artifacts have it
+_AGAIN = "convert or pull the model again"
 
 
 def locate(model: str | Path, *, progress: Progress | None = None, ask: bool | None = None) -> Path:
@@ -63,6 +66,10 @@ def _from_path(path: Path, report: Progress) -> Path:
         raise FileError(path, "open", "there is no such file or directory")
     if (path / _MANIFEST).is_file():
         return path
+    if (path / _FIRST_FILE).exists():
+        raise FileError(
+            path, _MANIFEST, "is missing: this is an artifact that is not complete", hint=_AGAIN
+        )
     from headrace.artifact.convert import convert
 
     target = _converted(path)
@@ -70,6 +77,9 @@ def _from_path(path: Path, report: Progress) -> Path:
         convert(
             path, target, progress=lambda done, total: report(f"convert {path.name}", done, total)
         )
+        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*"):
+            if old != target:  # of the same path, as it was before
+                shutil.rmtree(old, ignore_errors=True)
     return target
 
 
@@ -79,14 +89,23 @@ def _converted(path: Path) -> Path:
 
 
 def _cache_name(path: Path) -> str:
-    """A name for the conversion of a file as it is now: another size or time is another name."""
+    """A name for the conversion of a file as it is now: the stem, a hash of the path, a hash of the file's facts.
+
+    Another inode, size, time of writing or of change is another name.
+    """
     resolved = path.resolve()
     files = sorted(resolved.iterdir()) if resolved.is_dir() else _split_files(resolved)
     stats = [(f, f.stat()) for f in files if f.is_file()]
-    facts = "\n".join(f"{f}\0{s.st_size}\0{s.st_mtime_ns}" for f, s in stats)
-    digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    facts = "\n".join(
+        f"{f}\0{s.st_dev}\0{s.st_ino}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}"
+        for f, s in stats
+    )
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.stem)[:80].lstrip(".")
-    return f"{stem}-{digest}"
+    return f"{stem}-{_digest(str(resolved))}-{_digest(facts)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _split_files(path: Path) -> list[Path]:

@@ -12,6 +12,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 UNIT = 65536  # sampling parameters are Q16 integers from here on
+MIN_TEMPERATURE = 2.0**-20  # below it the likeliest token is picked
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Message:
 class SamplingParams:
     """How to pick tokens from logits.
 
-    `temperature` 0 is greedy. `seed` None draws a real random one; 0 is a seed like any other.
-    `top_k` 0, `top_p` 1, `min_p` 0, `presence_penalty` 0 and `repetition_penalty` 1 switch off.
+    `temperature` 0 is greedy, and so is one below 2^-20. `seed` None draws a real random one; 0 is a
+    seed like any other. `top_k` 0, `top_p` 1, `min_p` 0, `presence_penalty` 0 and `repetition_penalty` 1 switch off.
     Raises SettingError when a value is out of range.
     """
 
@@ -42,6 +43,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "seed", "max_tokens"):
+            self._whole(name, optional=name != "top_k")
         self._within("temperature", 0.0, 100.0)
         self._within("top_p", 0.0, 1.0)
         self._within("min_p", 0.0, 1.0)
@@ -52,17 +55,26 @@ class SamplingParams:
             raise SettingError(f"seed is {self.seed}; it must be between 0 and 2^64 - 1")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise SettingError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            raise SettingError(f"stop is {self.stop!r:.60}; it must be a sequence of texts")
         if any(not s for s in self.stop):
             raise SettingError("stop holds an empty string")
 
     def _within(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SettingError(f"{name} is {value!r:.60}; it must be a number")
         if not low <= value <= high:  # also refuses NaN
             raise SettingError(f"{name} is {value}; it must be between {low} and {high}")
 
+    def _whole(self, name: str, *, optional: bool) -> None:
+        value = getattr(self, name)
+        if type(value) is not int and not (optional and value is None):
+            raise SettingError(f"{name} is {value!r:.60}; it must be a whole number")
+
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -99,24 +111,33 @@ class ExpertStats:
 class GenerationStats:
     """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
 
-    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again.
+    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again, and
+    `unread_tokens` were not reached before the generation was cancelled. `prefill_seconds` end with the first
+    token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was drawn
+    and none was given.
     """
 
     prompt_tokens: int
     new_tokens: int
     prefill_seconds: float
     decode_seconds: float
-    seed: int
+    seed: int | None
     fingerprint: str
     finish_reason: FinishReason
     saturations: Mapping[str, int] = field(default_factory=dict)
     reused_tokens: int = 0
+    unread_tokens: int = 0
     experts: ExpertStats | None = None
 
     @property
     def read_tokens(self) -> int:
         """Prompt tokens that were read rather than reused."""
-        return self.prompt_tokens - self.reused_tokens
+        return self.prompt_tokens - self.reused_tokens - self.unread_tokens
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after the first, which prefill pays for."""
+        return max(self.new_tokens - 1, 0)
 
     @property
     def prefill_rate(self) -> float:
@@ -125,6 +146,5 @@ class GenerationStats:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens a second after the first, which prefill pays for."""
-        steps = max(self.new_tokens - 1, 0)
-        return steps / self.decode_seconds if self.decode_seconds else 0.0
+        """Tokens a second after the first."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0

@@ -371,6 +371,10 @@ template <typename T>
 int draw_token(In<T> logits, std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int> how, In<int32_t> high,
                In<int32_t> low, uint64_t word) {
   const auto [temperature, top_k, top_p, min_p, reach, fraction_bits] = how;
+  if (temperature < 1 || temperature > int64_t(1) << 36 || top_k < 0 || top_k >= int64_t(1) << 31 || top_p < 0 ||
+      top_p > 1 << 16 || min_p < 0 || min_p > 1 << 16 || reach < 1 || reach > int64_t(1) << 45 || fraction_bits < 8 ||
+      fraction_bits > 24 || logits.size() < 1 || logits.size() > size_t(1) << 20)
+    throw std::invalid_argument("a draw's parameters are out of bounds");
   const Draw parameters{temperature, top_k, top_p, min_p, reach, fraction_bits, {high.data(), low.data()}};
   nb::gil_scoped_release release;
   return draw(logits.data(), int(logits.size()), parameters, word);

@@ -28,12 +28,16 @@ class Drawer {
   }
 
  private:
-  // Distance below the largest, log2, Q16; kSpan or more has no weight. Products stay below 2^62 within reach.
+  // How far below the largest, for any logits: the difference of two int64 may be wider than int64.
+  uint64_t below(int id) const { return uint64_t(peak_) - uint64_t(int64_t(logits_[id])); }
+
+  // Distance below the largest, log2, Q16; kSpan or more has no weight.
   int64_t distance(int id) const {
-    const int64_t below = peak_ - logits_[id];
-    return below > how_.reach ? kSpan : distance_of(below);
+    const uint64_t b = below(id);
+    return b > uint64_t(how_.reach) ? kSpan : distance_of(int64_t(b));
   }
 
+  // Within reach, and with parameters within the bounds of draw.h, products stay below 2^49.
   int64_t distance_of(int64_t below) const {
     return ((below * how_.inverse_temperature) >> how_.fraction_bits) * kLog2e >> 20;
   }
@@ -105,10 +109,10 @@ class Drawer {
   std::vector<Key> first_buckets(const int64_t* amounts, int64_t wanted) const {
     int last = 0;
     for (int64_t sum = amounts[0]; sum < wanted && last + 1 < kBuckets; sum += amounts[last]) ++last;
-    const int64_t least = peak_ - reach_of(int64_t(last + 1) << kBucketBits);
+    const uint64_t most = uint64_t(reach_of(int64_t(last + 1) << kBucketBits));
     std::vector<Key> keys;
     for (int id = 0; id < count_; ++id)
-      if (logits_[id] >= least) keys.push_back(distance_of(peak_ - logits_[id]) << kIdBits | id);
+      if (below(id) <= most) keys.push_back(distance_of(int64_t(below(id))) << kIdBits | id);
     std::sort(keys.begin(), keys.end());
     return keys;
   }

@@ -10,8 +10,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headrace"
 FLOORS = [
-    {"errors"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"memory", "experts"}, {"engine"},
-    {"locate", "llm"}, {"cli", "__init__"}, {"__main__"},
+    {"errors", "signals"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"memory", "experts"}, {"engine"},
+    {"locate", "llm"}, {"cli", "__init__"}, {"entry"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {name: i for i, names in enumerate(FLOORS) for name in names}
 TOKEN_PATH = ["arith/ops.py", "arith/philox.py", "kernels/reference.py", "kernels/native.py", "kernels/layout.py", "engine/engine.py", "engine/sequence.py", "engine/pages.py"]  # fmt: skip

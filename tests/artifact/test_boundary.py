@@ -230,6 +230,10 @@ def test_memory_does_not_grow_with_the_source(tmp_path: Path) -> None:
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "sliding layers": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     "sliding window": ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window"),
+    "window of a llama": ("llama", {"sliding_window": 128}, "a sliding window of 128"),
+    "window as text": ("llama", {"sliding_window": "128"}, "a sliding window of '128'"),
+    "not causal": ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
+    "both directions": ("llama", {"architectures": ["LlamaBiModel"]}, "architectures"),
     "own code": ("llama", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     "interleaved rotation": ("llama", {"rope_interleaved": True}, "rope_interleaved"),
     "tied as text": ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
@@ -252,6 +256,23 @@ def test_variants_are_refused_with_the_place(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         convert(source, tmp_path / "out")
     assert cause in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"sliding_window": None, "architectures": ["LlamaForCausalLM"]}),
+        ("llama", {"sliding_window": 1024}),  # the context
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}),
+        ("qwen3", {"sliding_window": None}),
+    ],
+)
+def test_a_window_that_hides_nothing_is_accepted(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    source = tiny.write_checkpoint(tmp_path / "src", family)
+    (source / "config.json").write_text(json.dumps({**tiny.config(family), **changes}))
+    assert convert(source, tmp_path / "out").manifest.config["context"] == 1024
 
 
 def test_a_mistral_that_does_not_say_has_a_window(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shell import Shell
+from shell import Shell, default_sigint
 
 PROMPT = b">>> "
 
@@ -76,6 +76,7 @@ def _own_terminal(slave: int) -> None:
     import fcntl
     import termios
 
+    default_sigint()
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 

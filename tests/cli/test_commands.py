@@ -21,9 +21,23 @@ def test_convert_and_inspect(shell: Shell, checkpoint: Path, tmp_path: Path) -> 
     assert facts["tensors"]["layers.0.qkv"]["format"].startswith("q8")
     assert facts["tensors"]["layers.0.qkv"]["group"] == 64
     assert facts["bytes"] == sum(f["bytes"] for f in manifest["files"].values())
+    assert facts["verified"] is True
     shown = shell.run("inspect", target).stdout.decode()
+    assert "verified" not in shown
+    verified = shell.run("inspect", target, "--verify").stdout.decode()
+    assert f"verified: every byte of {len(manifest['files'])} files has its hash" in verified
     for part in (manifest["identity"], "family qwen2", "hidden_size 64", "<|im_start|>"):
         assert part in shown
+
+
+def test_an_artifact_without_its_manifest(shell: Shell, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    shell.run("convert", checkpoint, target)
+    (target / "manifest.json").unlink()
+    for command in (("inspect", target), ("run", target, "--prompt", "x")):
+        done = shell.run(*command)
+        assert done.returncode == 2
+        assert b"manifest.json: is missing: this is an artifact that is not complete" in done.stderr
 
 
 def test_convert_refuses_other_bits(shell: Shell, checkpoint: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -29,8 +30,16 @@ def test_an_answer_and_its_statistics(shell: Shell, model: Path) -> None:
     assert done.stdout.decode() == expected.text + "\n"
     assert fingerprint(done) == f"fingerprint {expected.stats.fingerprint}"
     report = done.stderr.decode()
-    for word in ("read ", "wrote 12 tokens", "tok/s", "loaded in", "peak memory", "seed"):
+    for word in (
+        "read ",
+        "wrote 12 tokens",
+        "tok/s",
+        "loaded in",
+        "peak memory",
+        ", 11 after the first in",
+    ):
         assert word in report
+    assert "seed" not in report  # nothing was drawn
 
 
 def test_the_model_is_a_flag_too(shell: Shell, model: Path) -> None:
@@ -132,6 +141,38 @@ def test_a_source_is_converted_once(shell: Shell, checkpoint: Path) -> None:
     assert made[0].stat().st_mtime_ns == before
     assert b"convert" in first.stderr
     assert b"convert" not in second.stderr
+
+
+def test_a_source_that_changed_is_converted_again(
+    shell: Shell, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Also where its size and time of writing are as before; the old conversion goes."""
+    source = shutil.copytree(checkpoint, tmp_path / "source")
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    weights = source / "model.safetensors"
+    for model in (source, other):
+        assert shell.run("run", model, "--prompt", "x", *GREEDY).returncode == 0
+    before = {p.name for p in (shell.home / "converted").iterdir()}
+    stat = weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    done = shell.run("run", source, "--prompt", "x", *GREEDY)
+    after = {p.name for p in (shell.home / "converted").iterdir()}
+    assert b"convert" in done.stderr
+    assert len(before) == len(after) == 2
+    assert len(before & after) == 1
+
+
+def test_a_prompt_without_end_is_refused(shell: Shell, model: Path) -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        process = shell.start(
+            "run", model, *GREEDY, stdin=zeros, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, report = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, b"")
+    assert report == b"error: the piped prompt is longer than 67,108,864 bytes\n"
 
 
 BAD = {

@@ -81,9 +81,9 @@ def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
         kernels=knobs.kernels,
         threads=knobs.threads,
         chunk=max(knobs.chunk, knobs.mates + 1),
+        logit_rows=max(knobs.chunk, knobs.mates + 1),
         max_context=256,
         num_sequences=knobs.mates + 2,
-        logit_rows=512,
         experts=knobs.experts,
     ) as engine:
         if knobs.lies:

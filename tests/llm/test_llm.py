@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.artifact.container import Artifact
-from headrace.errors import ContextError, FileError, InputError, SettingError
-from headrace.llm import LLM, BusyError
-from headrace.values import Message
+from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
+from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
+from headrace.values import Message, SamplingParams
 
 LONG = 900
 
@@ -39,8 +39,28 @@ def test_stream_concatenates_to_generate(llm: LLM) -> None:
 
 def test_text_is_the_decoding_of_the_tokens(llm: LLM) -> None:
     done = llm.generate("Why?", seed=5, max_tokens=40)
-    assert done.text == llm.detokenize(done.tokens)
+    assert done.text.rstrip("\ufffd") == llm.detokenize(done.tokens).rstrip("\ufffd")
     assert done.stats.new_tokens == len(done.tokens)
+
+
+def test_a_limit_inside_a_character_leaves_it_out(llm: LLM) -> None:
+    """A token of this model is a byte: one that begins a character is no text yet, one that cannot is U+FFFD."""
+    begun = invalid = 0
+    for seed in range(120):
+        done = llm.generate("Why?", seed=seed, temperature=100.0, max_tokens=1)
+        byte = done.tokens[0]
+        if done.finish_reason == "stop" or byte >= 256:
+            continue
+        data = llm.tokenizer.token_bytes(byte)
+        if 0xC2 <= data[0] <= 0xF4:
+            begun += 1
+            assert done.text == ""
+        elif data[0] >= 0x80:
+            invalid += 1
+            assert done.text == "\ufffd"
+        else:
+            assert done.text == data.decode()
+    assert begun > 5 < invalid
 
 
 def test_chat_is_generate_with_messages(llm: LLM) -> None:
@@ -79,6 +99,17 @@ def test_an_unseeded_run_draws_another_seed(llm: LLM) -> None:
     seeds = {llm.generate("Why?", max_tokens=1).stats.seed for _ in range(3)}
     assert len(seeds) == 3
     assert llm.generate("Why?", seed=0, max_tokens=1).stats.seed == 0
+    assert llm.generate("Why?", temperature=0.0, max_tokens=1).stats.seed is None
+    assert llm.generate("Why?", temperature=0.0, seed=3, max_tokens=1).stats.seed == 3
+
+
+def test_statistics_add_up(llm: LLM) -> None:
+    stats = llm.generate("Why?", seed=0, max_tokens=5).stats
+    assert stats.read_tokens == stats.prompt_tokens - stats.reused_tokens
+    assert (stats.new_tokens, stats.decode_tokens, stats.unread_tokens) == (5, 4, 0)
+    assert stats.decode_rate == 4 / stats.decode_seconds
+    one = llm.generate("Why?", seed=0, max_tokens=1).stats
+    assert (one.decode_tokens, one.decode_rate) == (0, 0.0)
 
 
 def test_logits_are_those_of_the_pick(llm: LLM) -> None:
@@ -99,6 +130,27 @@ def test_cancel_from_another_thread(llm: LLM) -> None:
     assert llm.last is not None
     assert llm.last.finish_reason == "cancelled"
     assert llm.last.stats.new_tokens < LONG
+
+
+def test_the_reference_is_cancelled_inside_a_pass(path: Path) -> None:
+    """And goes on afterwards as if nothing had been read."""
+    question = "x" * 300
+    with LLM(path, kernels="reference") as llm:
+        asked = []
+        ids = llm.prompt_ids(question)
+        sampling = SamplingParams(temperature=0.0, max_tokens=2)
+        sequence = llm.engine.new_sequence()
+        stop = lambda: len(asked) >= 9 or asked.append(1) is not None  # noqa: E731
+        assert list(llm.engine.generate(ids, sampling, cancel=stop, sequence=sequence)) == []
+        assert llm.engine.stats is not None
+        assert llm.engine.stats.finish_reason == "cancelled"
+        assert (len(asked), len(sequence)) == (9, 0)  # in the middle of the only pass
+        assert llm.engine.stats.read_tokens == 0 == llm.engine.stats.prefill_rate
+        assert llm.engine.stats.unread_tokens == len(ids)
+        assert llm.engine.stats.prefill_seconds > 0 == llm.engine.stats.decode_rate
+        anew = list(llm.engine.generate(ids, sampling, sequence=sequence))
+        sequence.release()
+        assert anew == list(llm.engine.generate(ids, sampling))
 
 
 def test_a_cancelled_model_generates_again(llm: LLM) -> None:
@@ -211,6 +263,10 @@ def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -
 def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     with pytest.raises(ContextError, match=r"\d+ tokens, the context holds 1024"):
         llm.generate("x" * 2000)
+    endless = "x" * (1024 * CHARACTERS_PER_TOKEN + 1)
+    for ask in (lambda: llm.generate(endless), lambda: llm.generate(endless, raw=True)):
+        with pytest.raises(PromptSizeError, match=r"524,289 characters, the context holds 1024"):
+            ask()
     with pytest.raises(SettingError, match="temperature"):
         llm.generate("x", temperature=float("nan"))
     with pytest.raises(FileError, match="no such file"):
@@ -218,3 +274,46 @@ def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the budget is"):
         LLM(path, memory_gb=0.0001)
     assert llm.generate("x", seed=1, max_tokens=1).stats.new_tokens == 1
+
+
+WRONG: dict[str, tuple[Callable[[LLM], object], str]] = {
+    "no tokens": (lambda m: m.logits([]), "the sequence of tokens is empty"),
+    "text for tokens": (lambda m: m.logits("text"), "is text: give token ids"),  # type: ignore[arg-type]
+    "no token id": (lambda m: m.logits([1, 2.5]), "2.5 is not a token id"),  # type: ignore[list-item]
+    "a token outside": (lambda m: m.logits([10**6]), "token 1000000 is not in the vocabulary"),
+    "text to detokenize": (lambda m: m.detokenize("x"), "is text"),  # type: ignore[arg-type]
+    "nothing to stream": (lambda m: list(m.stream_ids([], SamplingParams())), "is empty"),
+    "an empty prompt": (lambda m: m.generate(""), "the prompt is empty"),
+    "an empty raw prompt": (lambda m: m.generate(b"", raw=True), "the prompt is empty"),
+    "no text": (lambda m: m.generate(5), "the prompt is of type int"),  # type: ignore[arg-type]
+    "no messages": (lambda m: m.chat([]), "at least one message"),
+    "text for messages": (lambda m: m.chat("Hi"), "at least one message"),  # type: ignore[arg-type]
+    "no message": (lambda m: m.chat(["Hi"]), "'Hi' is not a Message"),  # type: ignore[list-item]
+    "max_tokens": (lambda m: m.generate("x", max_tokens="3"), "max_tokens is '3'; it must be a whole"),  # type: ignore[arg-type]
+    "seed": (lambda m: m.generate("x", seed=1.5), "seed is 1.5; it must be a whole"),  # type: ignore[arg-type]
+    "seed as truth": (lambda m: m.generate("x", seed=True), "seed is True; it must be a whole"),
+    "top_k": (lambda m: m.generate("x", top_k=None), "top_k is None; it must be a whole"),  # type: ignore[arg-type]
+    "temperature": (lambda m: m.generate("x", temperature="1"), "temperature is '1'; it must be a"),  # type: ignore[arg-type]
+    "stop": (lambda m: m.generate("x", stop="x"), "stop is 'x'; it must be a sequence"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_types_and_nothing_are_refused(llm: LLM, name: str) -> None:
+    act, cause = WRONG[name]
+    with pytest.raises(InputError) as caught:
+        act(llm)
+    assert cause in caught.value.message
+
+
+def test_a_message_may_be_a_mapping(llm: LLM) -> None:
+    mapping = {"role": "user", "content": "Why?"}
+    assert llm.chat_ids([mapping]) == llm.chat_ids([Message("user", "Why?")])  # type: ignore[list-item]
+
+
+def test_a_completion_is_its_text_and_equal_ones_are_equal(llm: LLM) -> None:
+    first, again = (llm.generate("Why?", seed=5, max_tokens=8) for _ in range(2))
+    assert str(first) == first.text
+    assert first == again
+    assert first != llm.generate("Why?", seed=5, max_tokens=7)
+    assert llm.logits(np.array([1, 2])).shape[0] == 2

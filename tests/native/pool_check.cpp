@@ -18,7 +18,7 @@ constexpr int kStages = 40;
 // thread sanitizer would name it.
 class Counting : public Job {
  public:
-  int units(int stage) const override { return stage % 7; }
+  int units(int stage) override { return stage % 7; }
 
   void run(int stage, int unit, int) override {
     for (int before = first_; before < stage; ++before)
@@ -28,7 +28,7 @@ class Counting : public Job {
 
   void expect(int run, int first) { run_ = run, first_ = first; }
 
-  int wrong(int end) const {
+  int wrong(int end) {
     int sum = 0;
     for (int w : wrong_) sum += w;
     for (int stage = first_; stage < end; ++stage)

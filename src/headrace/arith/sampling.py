@@ -22,9 +22,15 @@ ID_BITS = 20  # a vocabulary is at most 2^20 (models/config.py)
 SPAN = 31 << 16  # a weight this far below the largest (log2, Q16) is zero
 
 
+MAX_INVERSE_TEMPERATURE = 1 << 36  # a temperature of 2^-20
+
+
 @dataclass(frozen=True)
 class Draw:
-    """Parameters in Q16. top_k 0, top_p of one and min_p 0 leave everything."""
+    """Parameters in Q16. top_k 0, top_p of one and min_p 0 leave everything.
+
+    Raises ValueError where a parameter is outside the bounds that keep every product in int64.
+    """
 
     inverse_temperature: int
     top_k: int
@@ -32,10 +38,22 @@ class Draw:
     min_p: int
     fraction_bits: int
 
+    def __post_init__(self) -> None:
+        _within("inverse_temperature", self.inverse_temperature, 1, MAX_INVERSE_TEMPERATURE)
+        _within("top_k", self.top_k, 0, (1 << 31) - 1)
+        _within("top_p", self.top_p, 0, 1 << UNIT_BITS)
+        _within("min_p", self.min_p, 0, 1 << UNIT_BITS)
+        _within("fraction_bits", self.fraction_bits, 8, 24)
+
     @property
     def reach(self) -> int:
         """How far below the largest a logit may be and still have a weight."""
         return (SPAN << (20 + self.fraction_bits)) // (LOG2E_Q20 * self.inverse_temperature) + 1
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
 
 
 def draw(logits: Logits, how: Draw, word: int) -> int:
@@ -54,6 +72,7 @@ def _keys(logits: Logits, how: Draw) -> Int:
     """(distance below the largest, id) in one integer for every token of non-zero weight."""
     peak = int(logits.max())
     ids = np.flatnonzero(logits >= peak - how.reach)
+    # Within reach the product is below 2^45 + 2^36, and log2(e) times it, shifted, below 2^49.
     below = (peak - logits[ids].astype(np.int64)) * how.inverse_temperature
     delta = (below >> how.fraction_bits) * LOG2E_Q20 >> 20
     keep = delta < SPAN

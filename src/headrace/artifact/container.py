@@ -7,7 +7,6 @@ flushed to disk, and renamed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest, read_
 from headrace.artifact.records import EXPERTS_PREFIX, LayerRecords, check_records, find_records
 from headrace.artifact.room import check_room, full_disk_told
 from headrace.artifact.tensorfile import read_places, read_tensors
+from headrace.artifact.verified import Record, hashed_facts
 from headrace.errors import FileError
 
 T = TypeVar("T")
@@ -31,7 +31,6 @@ T = TypeVar("T")
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 1 << 20
-_HASH_CHUNK = 8 << 20
 _OLD = "old"  # the end of the name of what is being replaced
 
 
@@ -55,16 +54,15 @@ class Artifact:
 
 
 def open_artifact(path: Path, *, verify: bool = False) -> Artifact:
-    """Open an artifact; `verify` also reads and hashes every byte.
+    """Open an artifact; `verify` also reads and hashes every byte of it again.
 
-    Every field is checked against bounds before a byte of a tensor is used. Raises FileError or
-    UnsupportedError.
+    A file that was not hashed before, or has changed since, is hashed in any case (see verified.py). Every field is
+    checked against bounds before a byte of a tensor is used. Raises FileError or UnsupportedError.
     """
     if not path.is_dir():
         raise FileError(path, "open", "this is not an artifact directory")
     manifest = read_manifest(path / MANIFEST_NAME)
-    for name, entry in manifest.files.items():
-        _check_file(path / name, entry, verify)
+    _check_files(path, manifest, verify)
     if TOKENIZER_NAME not in manifest.files:
         raise FileError(path, TOKENIZER_NAME, "is missing")
     names = sorted(n for n in manifest.files if n.endswith(".safetensors"))
@@ -93,23 +91,37 @@ def _joined(files: Iterable[tuple[Path, Mapping[str, T]]]) -> dict[str, tuple[Pa
     return out
 
 
-def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
+def _check_files(path: Path, manifest: Manifest, verify: bool) -> None:
+    """Every file is there, has its size, and has or had its hash."""
+    for name, entry in manifest.files.items():
+        _check_size(path / name, entry)
+    record = Record(path, manifest.identity)
+    for name, entry in manifest.files.items():
+        weights = name.endswith(".safetensors")
+        if not weights or verify or not record.holds(path / name, entry.sha256):
+            # Experts are read past the page cache; hashing them must not fill it.
+            digest, facts = hashed_facts(path / name, release=name.startswith(EXPERTS_PREFIX))
+            if digest != entry.sha256:
+                cause = "the bytes are not those that the manifest names"
+                raise FileError(
+                    path / name, "sha256", cause, hint="convert or pull the model again"
+                )
+            if weights:
+                record.add(path / name, digest, facts)
+    record.save()
+
+
+def _check_size(path: Path, entry: FileEntry) -> None:
     if path.is_symlink() or not path.is_file():
         raise FileError(path, "open", "is missing or not a plain file")
     if path.stat().st_size != entry.nbytes:
         raise FileError(
             path, "size", f"{path.stat().st_size:,} bytes, the manifest says {entry.nbytes:,}"
         )
-    if verify and file_sha256(path) != entry.sha256:
-        raise FileError(path, "sha256", "the bytes are not those that the manifest names")
 
 
 def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashed_facts(path)[0]
 
 
 def _template(path: Path, manifest: Manifest) -> str | None:

@@ -90,6 +90,8 @@ def _fill(url: str, partial: _Partial, progress: Progress) -> None:
         try:
             _append(url, partial, progress)
         except DownloadError as error:
+            if partial.size == 0:
+                partial.remove()
             if left == 0 or partial.size <= before:
                 raise DownloadError(error.message, hint=error.hint or AGAIN) from None
 
@@ -122,12 +124,15 @@ def _place(url: str, response: BaseHTTPResponse, partial: _Partial) -> None:
         wanted = f"bytes {partial.size}-{partial.nbytes - 1}/{partial.nbytes}"
         if response.headers.get("Content-Range", "").strip() == wanted:
             return
-    if response.status in (206, 416):  # it has no such rest: what has come is of another file
+    hint = "try again"
+    if response.status == 416:  # it has no such rest: what has come is of another file
         partial.remove()
+    elif response.status == 206:  # a fault of the server or of a proxy: what has come may be right
+        hint = f"try again; if it stays so, remove {partial.path}"
     raise DownloadError(
         f"{shown(url)}: the server answered {response.status}"
         f" {response.headers.get('Content-Range', '')!r:.80}",
-        hint="try again",
+        hint=hint,
     )
 
 

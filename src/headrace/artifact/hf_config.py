@@ -125,9 +125,14 @@ def _refuse_variants(path: Path, model_type: str, data: Consumed, context: int) 
         raise UnsupportedError(
             f"{path}: layer_types = {kinds!r:.60} is not supported: full_attention"
         )
+    names = data.get("architectures") or []
+    if not isinstance(names, list) or any(not str(n).endswith("ForCausalLM") for n in names):
+        raise UnsupportedError(
+            f"{path}: architectures = {names!r:.60} is not supported: …ForCausalLM"
+        )
     # A Mistral that does not say has a window of 4096.
     window = data.get("sliding_window", 4096 if model_type == "mistral" else None)
-    if model_type not in ("mistral", "mixtral", "olmoe"):  # use_sliding_window is off
+    if model_type.startswith("qwen"):  # these have a switch, use_sliding_window, and it is off
         return
     if window is not None and (type(window) is not int or window < context):
         raise UnsupportedError(

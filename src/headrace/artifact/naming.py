@@ -141,7 +141,6 @@ GGUF_INTERLEAVED = frozenset({"llama"})
 HF_HARMLESS = frozenset(
     [
         "_name_or_path",
-        "architectures",
         "attention_dropout",
         "bos_token_id",
         "eos_token_id",

@@ -27,13 +27,19 @@ def answer(llm: LLM, pieces: Generator[str, None, None], *, quiet: bool = False)
 
 @contextmanager
 def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """The first Control-C asks the generation to end; a second one does not wait for it."""
+    """The first Control-C asks the generation to end; a second one does not wait for it.
+
+    Where SIGINT is ignored, it stays so.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
         cancel()
 
     before: Any = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None):
+        yield
+        return
     signal.signal(signal.SIGINT, handle)
     try:
         yield

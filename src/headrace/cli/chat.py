@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli import stats
 from headrace.cli.answer import answer
-from headrace.errors import CancelledError, ContextError, InputError
+from headrace.errors import CancelledError, ContextError, InputError, PromptSizeError
 from headrace.llm import LLM
 from headrace.values import Message, SamplingParams
 
@@ -63,7 +63,7 @@ class _Chat:
         try:
             ids = self._llm.chat_ids(asked)
             answer(self._llm, self._llm.stream_ids(ids, self._sampling))
-        except ContextError as error:
+        except (ContextError, PromptSizeError) as error:
             print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)
             return
         except InputError as error:
@@ -81,7 +81,7 @@ def _editor() -> Any | None:
     """Line editing and history for `input`, where Python was built with it."""
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="surrogateescape")
+        reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         return import_module("readline")
     except ImportError:

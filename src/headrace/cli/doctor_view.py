@@ -88,7 +88,7 @@ def _show_plan(console: Console, report: Report, plan: Plan) -> None:
                 f" ({share:.0f} %), {plan.lookahead_slots} slots for lookahead, {plan.sweep_slots} for sweeps"
             )
         )
-    console.print(_ledger(plan.ledger, console.encoding))
+    console.print(_ledger(plan.ledger))
     if report.estimate is not None:
         console.print(Text(f"{'expected':<11}{_expected(report)}"))
 
@@ -104,9 +104,9 @@ def _expected(report: Report) -> str:
     return text
 
 
-def _ledger(ledger: Ledger, encoding: str) -> Table:
+def _ledger(ledger: Ledger) -> Table:
     """The ledger with a bar for each row: where in the budget it lies."""
-    full, empty = ("█", "·") if "utf" in encoding.lower() else ("#", ".")
+    full, empty = "█", "·"
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")

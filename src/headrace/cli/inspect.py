@@ -36,6 +36,7 @@ def inspect(
     with progress.shown() as report:
         found = locate.locate(path, progress=report)
     facts = describe(open_artifact(found, verify=verify))
+    facts["verified"] = verify
     print(_as_json(facts) if json else "\n".join(_lines(facts)))
     return 0
 
@@ -120,6 +121,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield "files"
     for name, file in facts["files"].items():
         yield f"  {name} {file['bytes']:,} bytes sha256 {file['sha256']}"
+    if facts["verified"]:
+        yield f"verified: every byte of {len(facts['files'])} files has its hash"
     yield from _template(facts["template"])
 
 

@@ -5,6 +5,7 @@ A command's module is imported when the command is called, so that starting cost
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -14,8 +15,14 @@ from typing import TextIO
 import cyclopts
 
 from headrace.errors import CancelledError, HeadraceError
+from headrace.signals import raise_on_interrupt
 
 USAGE = 2
+
+_PATH_ERRORS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
 
 COMMANDS = (
     "run", "pull", "convert", "inspect", "doctor", "context-check", "fit-forecast", "bench", "selfcheck",
@@ -42,27 +49,27 @@ def _version() -> str:
     return f"headrace {headrace.__version__}"
 
 
-def main() -> None:
-    """The console script."""
-    sys.exit(execute(sys.argv[1:]))
-
-
 def execute(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
     warnings.showwarning = _show_warning
-    _tolerate_encodings()
+    _use_utf8()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for as long as the process)
+    if sys.stdout is None:
+        return _fail("standard output is closed", None, 1)
     try:
-        return _guarded(lambda: _call(arguments))
+        return _flushed(_guarded(lambda: _call(arguments)))
     except BrokenPipeError:  # who read our output went away: not an error of ours
-        _abandon_stdout()
         return 0
+    except OSError:  # standard error itself cannot be written
+        return 1
+    finally:
+        _abandon_unwritable()
 
 
 def _guarded(act: Callable[[], int]) -> int:
     try:
-        code = act()
-        sys.stdout.flush()
-        return code
+        return act()
     except HeadraceError as error:
         return _fail(error.message, error.hint, error.exit_code)
     except cyclopts.CycloptsError as error:
@@ -73,9 +80,20 @@ def _guarded(act: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _fail(_os_cause(error), None, 1)
+        return _fail(_os_cause(error), None, USAGE if _is_of_a_path(error) else 1)
     except MemoryError:
         return _fail("out of memory", "a smaller --max-context takes less", 1)
+
+
+def _flushed(code: int) -> int:
+    """The code, once all output is written; another where it cannot be."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return code or _fail(f"standard output: {_os_cause(error)}", None, 1)
+    return code
 
 
 def _call(arguments: Sequence[str]) -> int:
@@ -83,10 +101,15 @@ def _call(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in app.help_flags:
         for name in COMMANDS:
             app[name]  # loads it: the list shows what each module says of itself
-    result = app(
-        list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
-    )
+    command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
+    raise_on_interrupt()
+    result = command(*bound.args, **bound.kwargs)
     return result if isinstance(result, int) else 0
+
+
+def _is_of_a_path(error: OSError) -> bool:
+    """Whether the place that was given is at fault: it cannot be found, read or written."""
+    return error.filename is not None and error.errno in _PATH_ERRORS
 
 
 def _os_cause(error: OSError) -> str:
@@ -119,20 +142,21 @@ def _show_warning(
     _print_safe(f"warning: {' '.join(str(message).split())}", sys.stderr)
 
 
-def _tolerate_encodings() -> None:
-    """Text that a stream cannot encode is shown escaped, rather than ending the program."""
+def _use_utf8() -> None:
+    """Output is UTF-8 whatever the locale; what it cannot hold is shown escaped, rather than ending the program."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+            reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def _abandon_stdout() -> None:
-    """So that the interpreter's last flush meets no closed pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-
-
-if __name__ == "__main__":
-    main()
+def _abandon_unwritable() -> None:
+    """So that the interpreter's last flush meets no closed pipe and no full disk."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 NO_DEFAULT = Parameter(show_default=False)
 DEFAULTS = SamplingParams()
+MAX_PROMPT_BYTES = 64 << 20
 
 
 def _about(text: str) -> Parameter:
@@ -44,10 +46,15 @@ class SamplingFlags:
         _about("Seed of the draws, 0 to 2^64 - 1. Without it a random one is drawn and reported."),
     ] = None
     max_tokens: Annotated[
-        int | None, _about("Most tokens to write. Without it, as many as the context holds.")
+        int | None,
+        _about(
+            "Most tokens to write; a character that the last one leaves unfinished is left out. "
+            "Without it, as many as the context holds."
+        ),
     ] = None
     temperature: Annotated[
-        float | None, _about(f"0 is greedy; {DEFAULTS.temperature} if not given.")
+        float | None,
+        _about(f"0 is greedy, as is less than 2^-20; {DEFAULTS.temperature} if not given."),
     ] = None
     top_p: Annotated[
         float,
@@ -80,7 +87,7 @@ class SamplingFlags:
         """The same as a value. Raises SettingError."""
         chosen = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
         chosen |= {"temperature": _temperature(self.greedy, self.temperature)}
-        return SamplingParams(**{**chosen, "stop": tuple(self.stop or ())})
+        return SamplingParams(**{**chosen, "stop": tuple(map(_utf8, self.stop or ()))})
 
 
 NO_FLAGS = SamplingFlags()
@@ -103,7 +110,8 @@ def run(
     """Answer a prompt, or chat when there is a terminal and no prompt.
 
     The answer goes to standard output, statistics to standard error; they end in a fingerprint of
-    the logits, which is the same on every machine. Control-C ends an answer with exit code 130.
+    the logits, which is the same on every machine. Control-C ends an answer with exit code 130;
+    where it is ignored on entry, as in a background job of nohup, it stays ignored.
     HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
 
     Parameters
@@ -111,7 +119,7 @@ def run(
     model
         A name (`headrace pull` lists them), an artifact, a GGUF file or a model directory.
     prompt
-        What to answer. Without it, standard input is read when it is piped.
+        What to answer. Without it, standard input is read when it is piped, at most 64 MiB.
     system
         A system message in front of the prompt or the chat.
     raw
@@ -128,6 +136,7 @@ def run(
         Print the fingerprint in place of the answer; needs a prompt.
     """
     params = sampling.params()
+    system = None if system is None else _utf8(system)
     if stats_json is not None:
         stats.check_writable(stats_json)
     text = _prompt(prompt, raw)
@@ -146,6 +155,11 @@ def run(
         return _report(llm, facts, code, stats_json, digest)
 
 
+def _utf8(argument: str) -> str:
+    """An argument's bytes read as UTF-8, whatever the locale says that they are."""
+    return os.fsencode(argument).decode("utf-8", "surrogateescape")
+
+
 def _temperature(greedy: bool, temperature: float | None) -> float:
     if not greedy:
         return DEFAULTS.temperature if temperature is None else temperature
@@ -159,13 +173,23 @@ def _prompt(given: str | None, raw: bool) -> str | bytes | None:
     if given is None and sys.stdin is not None and sys.stdin.isatty():
         return None
     if given is not None:
-        text: str | bytes = given
+        text: str | bytes = _utf8(given)
     else:
-        piped = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        piped = _piped()
         text = piped if raw else piped.removesuffix(b"\n").removesuffix(b"\r")
     if not text:
         raise InputError("the prompt is empty")
     return text
+
+
+def _piped() -> bytes:
+    """Standard input, which may have no end."""
+    if sys.stdin is None:
+        return b""
+    piped = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(piped) > MAX_PROMPT_BYTES:
+        raise InputError(f"the piped prompt is longer than {MAX_PROMPT_BYTES:,} bytes")
+    return piped
 
 
 @contextmanager

@@ -36,14 +36,19 @@ def peak_memory_bytes() -> int:
 
 def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
     """The report for people; the last line is the fingerprint."""
+    seed = "" if stats.seed is None else f" seed {stats.seed},"
     reused = f" after {stats.reused_tokens:,} reused" if stats.reused_tokens else ""
+    unread = f" and before {stats.unread_tokens:,} unread" if stats.unread_tokens else ""
+    first = f", {stats.decode_tokens:,} after the first" if stats.decode_tokens else ""
+    seconds = f" in {stats.decode_seconds:.2f} s ({stats.decode_rate:,.1f} tok/s)" if first else ""
     yield (
-        f"read {_phase(stats.read_tokens, stats.prefill_seconds, stats.prefill_rate)}{reused},"
-        f" wrote {_phase(stats.new_tokens, stats.decode_seconds, stats.decode_rate)}"
+        f"read {_count(stats.read_tokens, 'token')} in {stats.prefill_seconds:.2f} s"
+        f" ({stats.prefill_rate:,.1f} tok/s){reused}{unread},"
+        f" wrote {_count(stats.new_tokens, 'token')}{first}{seconds}"
     )
     yield (
         f"loaded in {facts.load_seconds:.2f} s, peak memory {peak_memory_bytes() / 1e6:,.0f} MB,"
-        f" {facts.kernels} kernels, {_count(facts.threads, 'thread')}, seed {stats.seed},"
+        f" {facts.kernels} kernels, {_count(facts.threads, 'thread')},{seed}"
         f" ended by {stats.finish_reason}"
     )
     if stats.experts is not None:
@@ -63,10 +68,6 @@ def _experts(experts: ExpertStats) -> str:
     )
 
 
-def _phase(count: int, seconds: float, rate: float) -> str:
-    return f"{_count(count, 'token')} in {seconds:.2f} s ({rate:,.1f} tok/s)"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -74,8 +75,9 @@ def _count(number: int, noun: str) -> str:
 def as_json(stats: GenerationStats, facts: RunFacts) -> dict[str, Any]:
     """The same for programs; times in seconds, rates in tokens a second, memory in bytes."""
     body = {**asdict(stats), "saturations": dict(stats.saturations)}
+    counts = {"read_tokens": stats.read_tokens, "decode_tokens": stats.decode_tokens}
     rates = {"prefill_rate": stats.prefill_rate, "decode_rate": stats.decode_rate}
-    return {**body, **rates, **asdict(facts), "peak_memory_bytes": peak_memory_bytes()}
+    return {**body, **counts, **rates, **asdict(facts), "peak_memory_bytes": peak_memory_bytes()}
 
 
 def check_writable(path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -21,14 +22,14 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
-from headrace.engine.mixture import Mixture
+from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
-from headrace.errors import ContextError, InputError
+from headrace.errors import CancelledError, ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
-from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Router
+from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DenseConfig
 from headrace.models.decoder import build_program
@@ -89,6 +90,7 @@ class Engine:
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self._marks = _marks(self._program, self.backend.name)
         self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
@@ -153,20 +155,25 @@ class Engine:
     def new_sequence(self) -> Sequence:
         return Sequence(self._pool, self.context)
 
-    def forward(self, work: Tokens[Work]) -> NDArray[np.int32]:
+    def forward(
+        self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
+    ) -> NDArray[np.int32]:
         """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
 
-        The result is a view that the next pass overwrites.
+        The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
+        raises CancelledError then, and the sequences are as before.
         """
         for item in work:
             item.sequence.reserve(len(item.tokens))
         batch = _batch(work)
         self._check(batch)
         if self._mixture is None:
-            self._runner.run(0, len(self._program.ops), batch, self._cache)
+            for begin, end in pairwise((0, *self._marks)):
+                check_cancelled(cancel if begin else None)
+                self._runner.run(begin, end, batch, self._cache)
         else:
             last = not any(item.more for item in work)
-            self._mixture.run(batch, self._cache, admit=last)
+            self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
@@ -259,6 +266,17 @@ class Engine:
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
 
 
+def _marks(program: Program, backend: str) -> tuple[int, ...]:
+    """Where a run of a program may pause for a cancellation: its end, for the reference every operation.
+
+    Never after a Route, where a pause means that experts are lacking.
+    """
+    size = len(program.ops)
+    if backend != "reference":
+        return (size,)
+    return tuple(i for i in range(1, size + 1) if not isinstance(program.ops[i - 1], Route))
+
+
 def _batch(work: Tokens[Work]) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
@@ -299,6 +317,7 @@ class _Generation:
         room = engine.context - len(prompt)
         self._limit = min(params.max_tokens or room, room)
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
+        self._reported_seed = params.seed if params.greedy else self._seed
         vocab = engine.config.vocab_size
         self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
         self._sampler.observe(prompt)
@@ -323,9 +342,10 @@ class _Generation:
                     break
                 unread = [token.id]
         finally:
+            held = len(sequence)
             if self._kept is None:
                 sequence.release()
-            self._engine.stats = self._stats(reason)
+            self._engine.stats = self._stats(reason, held)
 
     def _sync(self, sequence: Sequence) -> list[int]:
         """What is left to read: at least the last token, because its logits are wanted."""
@@ -339,7 +359,10 @@ class _Generation:
         for number, (part, more) in enumerate(self._engine._chunks(unread)):
             if number and self._cancel():
                 return None
-            logits = self._engine.forward([Work(sequence, part, more=more)])[0]
+            try:
+                logits = self._engine.forward([Work(sequence, part, more=more)], self._cancel)[0]
+            except CancelledError:
+                return None
         self._hash.update(logits.data)
         token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
         self._count += 1
@@ -347,16 +370,21 @@ class _Generation:
             self._times[1] = time.perf_counter()
         return token
 
-    def _stats(self, reason: FinishReason) -> GenerationStats:
+    def _stats(self, reason: FinishReason, held: int) -> GenerationStats:
+        """held: tokens that the sequence held at the end."""
         start, first = self._times
+        now = time.perf_counter()
+        if not self._count:  # cancelled before the first token: all of it was prefill
+            first = now
         after = self._engine.saturations()
         return GenerationStats(
             prompt_tokens=len(self._prompt),
             reused_tokens=self._reused,
             new_tokens=self._count,
             prefill_seconds=first - start,
-            decode_seconds=time.perf_counter() - first if self._count else 0.0,
-            seed=self._seed,
+            decode_seconds=now - first,
+            unread_tokens=max(len(self._prompt) - held, 0),
+            seed=self._reported_seed,
             fingerprint=self._hash.hexdigest()[:32],
             finish_reason=reason,
             saturations={k: v - self._before.get(k, 0) for k, v in after.items()},

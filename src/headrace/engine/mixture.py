@@ -6,13 +6,14 @@ the layer's experts beside the pool. Neither changes a result.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ExpertReadError
+from headrace.errors import CancelledError, ExpertReadError
 from headrace.experts.stream import ExpertStream
 from headrace.experts.sweep import hottest
 from headrace.kernels import program as p
@@ -22,6 +23,12 @@ PROMPT_ROWS = 16  # rows of decode that a pass of a prompt counts for
 SWEEP_ROWS = 32  # passes of more rows sweep; they would flush what decode uses
 
 Observer = Callable[[p.Route, NDArray[np.int32]], None]  # a Route, and X i32[rows, hidden] at it
+
+
+def check_cancelled(cancel: Callable[[], bool] | None) -> None:
+    """Raises CancelledError where the caller wants the pass to end."""
+    if cancel is not None and cancel():
+        raise CancelledError("the pass was cancelled")
 
 
 class Mixture:
@@ -37,15 +44,28 @@ class Mixture:
         runner.set_watched(stream.recorder is not None)
         self._observer: Observer | None = None
 
-    def run(self, batch: p.Batch, cache: NDArray[np.uint8], *, admit: bool) -> None:
+    def run(
+        self,
+        batch: p.Batch,
+        cache: NDArray[np.uint8],
+        marks: tuple[int, ...],
+        *,
+        admit: bool,
+        cancel: Callable[[], bool] | None = None,
+    ) -> None:
         """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        Raises ExpertReadError; nothing is left half done in the pool then.
+        marks: ends of ranges of operations, the last the program's; `cancel` is asked between them.
+        Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
         at, size = 0, len(self._ops)
         try:
-            while (at := self._runner.run(at, size, batch, cache)) < size:
-                at = self._serve(at, batch, cache, admit)
+            while at < size:
+                check_cancelled(cancel if at else None)
+                end = marks[bisect_right(marks, at)]
+                at = self._runner.run(at, end, batch, cache)
+                if at < end:
+                    at = self._serve(at, batch, cache, admit)
         except ExpertReadError as error:
             self.stream.check(error.layer)  # knows the cause
             raise
