@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 import tiny
@@ -31,15 +32,17 @@ def fingerprint(artifact: Artifact, kernels: str | None = None, threads: int | N
 
 
 def weights_sha256(artifact: Artifact) -> str:
-    """The hash of the packed weights: the same bytes on every machine."""
-    return artifact.manifest.files["dense-00001.safetensors"].sha256
+    """The hash of the packed weights, experts included: the same bytes on every machine."""
+    files = artifact.manifest.files
+    hashes = [files[name].sha256 for name in sorted(files) if name.endswith(".safetensors")]
+    return hashes[0] if len(hashes) == 1 else sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def record(default_model: Path) -> dict[str, object]:
     prints = {"smollm2:135m": fingerprint(open_artifact(default_model))}
     weights = {"smollm2:135m": weights_sha256(open_artifact(default_model))}
     with tempfile.TemporaryDirectory() as base:
-        for name in tiny.FAMILIES:
+        for name in (*tiny.FAMILIES, *tiny.MIXTURES):
             artifact = tiny.make(Path(base) / name, name)
             prints[f"tiny-{name}"] = fingerprint(artifact)
             weights[f"tiny-{name}"] = weights_sha256(artifact)

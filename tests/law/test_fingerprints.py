@@ -29,7 +29,7 @@ def test_the_record_belongs_to_this_arithmetic() -> None:
     assert RECORD["arithmetic"] == ARITHMETIC_VERSION
 
 
-@pytest.mark.parametrize("name", tiny.FAMILIES)
+@pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.MIXTURES])
 def test_tiny_models(tiny_artifact: Callable[[str], Artifact], name: str, tier: str) -> None:
     artifact = tiny_artifact(name)
     assert weights_sha256(artifact) == RECORD["weights"][f"tiny-{name}"]
