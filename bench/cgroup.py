@@ -30,7 +30,9 @@ class Names:
     unlimited_swap: bool  # whether the swap limit counts swap alone
 
 
-V1 = Names("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.memsw.limit_in_bytes", False)
+V1 = Names(
+    "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.memsw.limit_in_bytes", False
+)
 V2 = Names("memory.max", "memory.peak", "memory.swap.max", True)
 
 

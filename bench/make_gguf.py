@@ -1,10 +1,11 @@
 """Random-weight qwen3moe GGUF files of any size with a chosen routing skew: for I/O and memory work only.
 
-    python -m bench.make_gguf TARGET --tokenizer SOURCE.gguf --layers 24 --hidden 1024 --experts 128 --top-k 8 --expert-ffn 704
+    python -m bench.make_gguf TARGET --tokenizer SOURCE.gguf --layers 24 --hidden 1024 \\
+        --experts 128 --top-k 8 --expert-ffn 704
 
-Q4_1 or Q4_0: experts (stacked, as llama.cpp reads them) and attention; Q8_0: embedding and head; F32: norms and routers. The
-weights are distributed as those of `make_checkpoint`, so its words on skew hold here. Files are written in pieces, so
-memory does not depend on the size. The tokenizer is that of another GGUF.
+Experts (stacked, as llama.cpp reads them) and attention are Q4_1 or Q4_0, embedding and head Q8_0, norms and routers
+F32. The weights are distributed as those of `make_checkpoint`, so its words on skew hold here. Files are written in
+pieces, so memory does not depend on the size. The tokenizer is that of another GGUF.
 """
 
 from __future__ import annotations
@@ -227,9 +228,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def shape_of(
-    tokenizer: Path, *, form: str = FORMS[0], skew: float = 0.0, **sizes: int
-) -> Shape:
+def shape_of(tokenizer: Path, *, form: str = FORMS[0], skew: float = 0.0, **sizes: int) -> Shape:
     """A shape with a tokenizer's vocabulary; what is not given is as in SIZES."""
     rest: dict[str, Any] = {"family": "qwen3_moe", "layout": form, "shared_ffn": 0, "skew": skew}
     return Shape(vocab=vocabulary(tokenizer), **rest, **{**SIZES, **sizes})

@@ -1,4 +1,4 @@
-"""The random mixture of experts that does not fit: its files, in the form that each engine reads. Made where missing."""
+"""The random mixture of experts that does not fit: its files in each engine's form, made where they are missing."""
 
 from __future__ import annotations
 

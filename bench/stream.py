@@ -109,9 +109,7 @@ def systems(settings: Settings, limit: int) -> list[System]:
     if settings.airllm_python is not None:
         source, shards = mixture.checkpoint(settings), settings.work / "airllm"
         config = {"model": str(source), "shards": str(shards)}
-        found.append(
-            System(AIRLLM, "airllm_engine", settings.airllm_python, config, max_rounds=1)
-        )
+        found.append(System(AIRLLM, "airllm_engine", settings.airllm_python, config, max_rounds=1))
     return found
 
 
@@ -142,7 +140,7 @@ def sample(system: System, workload: Workload, settings: Settings, limit: int) -
 
 
 class _Limited:
-    """Rounds of all engines inside the limit, with the disk measured before each."""
+    """Rounds of all engines inside the limit, with the disk measured before each workload."""
 
     def __init__(self, settings: Settings, run: Run) -> None:
         self._settings = settings
@@ -154,9 +152,9 @@ class _Limited:
         found: dict[tuple[System, Workload], list[Sample]] = {}
         raw: dict[int, list[float]] = {}
         for number in range(self._settings.stream_rounds):
-            for lanes, rate in raw_reads(self._settings):
-                raw.setdefault(lanes, []).append(rate)
             for workload in workloads(self._settings):
+                for lanes, rate in raw_reads(self._settings):
+                    raw.setdefault(lanes, []).append(rate)
                 for system in self._taking_part(workload, number):
                     one = sample(system, workload, self._settings, self._limit)
                     found.setdefault((system, workload), []).append(one)

@@ -38,9 +38,7 @@ class AirLLM(Engine):
 
     def read(self, tokens: list[int]) -> None:
         with self._torch.no_grad():
-            self._model(
-                self._torch.tensor([tokens]), past_key_values=self._cache, use_cache=True
-            )
+            self._model(self._torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
         self._length += len(tokens)
 
     def step(self) -> None:
