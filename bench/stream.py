@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench import disk, machine, mixture
@@ -107,9 +108,7 @@ def systems(settings: Settings, limit: int) -> list[System]:
         python = settings.neurostream_python
         found.append(System(NEUROSTREAM, "neurostream_engine", python, config, max_rounds=1))
     if settings.airllm_python is not None:
-        source, shards = mixture.checkpoint(settings), settings.work / "airllm"
-        config = {"model": str(source), "shards": str(shards)}
-        found.append(System(AIRLLM, "airllm_engine", settings.airllm_python, config, max_rounds=1))
+        found.append(_airllm(settings, settings.airllm_python))
     return found
 
 
@@ -121,6 +120,20 @@ def headrace(settings: Settings, **config: Any) -> System:
 def _llama(settings: Settings, *, repack: bool) -> System:
     config = {"model": str(mixture.gguf(settings)), "repack": repack}
     return System(LLAMA, LLAMA_MODULE, settings.llama_python[0], config, max_rounds=1)
+
+
+def _airllm(settings: Settings, python: Path) -> System:
+    """It copies a checkpoint by layers when it first opens it: that is done here, outside the limit."""
+    shards = settings.work / "airllm"
+    config = {"model": str(mixture.checkpoint(settings)), "shards": str(shards)}
+    system = System(AIRLLM, "airllm_engine", python, config, max_rounds=1)
+    if not shards.exists():
+        try:
+            with system.start(max(settings.threads)):
+                pass
+        except WorkerError as error:
+            print(f"{AIRLLM}: {error}", flush=True)
+    return system
 
 
 def sample(system: System, workload: Workload, settings: Settings, limit: int) -> Sample:
