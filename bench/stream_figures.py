@@ -26,7 +26,7 @@ class Flow:
     agreement: float | None  # forecasts that were right
     bytes_read: float
     bytes_wasted: float
-    waited: float  # share of the time
+    waited: float  # share of the time of all threads
 
 
 class StreamFigures:
@@ -100,7 +100,7 @@ def flow(row: Row) -> Flow | None:
         agreement=counters["guessed_right"] / guessed if guessed else None,
         bytes_read=counters["bytes_read"] / tokens,
         bytes_wasted=counters["bytes_wasted"] / tokens,
-        waited=counters["seconds_waited"] / row.settings["seconds"],
+        waited=counters["seconds_waited"] / (row.settings["seconds"] * row.threads),
     )
 
 

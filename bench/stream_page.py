@@ -12,7 +12,7 @@ from bench.stream_figures import RESIDENT, StreamFigures, flow
 from bench.systems import HEADRACE
 from bench.tables import NOTHING, provenance, table
 
-FLOW_HEAD = ("in memory", "forecast right", "MB read a token", "in vain", "time waited")
+FLOW_HEAD = ("in memory", "forecast right", "MB read a token", "in vain", "threads waited")
 
 
 def stream(figures: Figures) -> Iterator[str]:
@@ -135,7 +135,7 @@ def ablations(figures: Figures) -> Iterator[str]:
         beside = f" ({row.median / base:.2f}x)" if base and not row.system.startswith(POOL) else ""
         body.append([row.system, f"{row.median:.2f}{beside}", *flow_cells(row)])
     yield table([rows[0].measure, "tok/s", *FLOW_HEAD], body)
-    yield from provenance(rows)
+    yield from provenance(rows[:1])
 
 
 def policies(figures: Figures) -> Iterator[str]:
