@@ -212,6 +212,7 @@ def row(
         "limit_hits": max(s.usage.hits for s in samples),
         "killed": sum(s.usage.killed for s in samples),
         "error": next((s.error for s in samples if s.error), ""),
+        "asked_tokens": workload.steps or workload.context,
         **_sums(workload, samples),
     }
     rates = tuple(s.rate(workload) for s in samples)

@@ -58,8 +58,17 @@ def _cell(found: StreamFigures, measure: str, system: str) -> str:
     row = found.row(measure, system)
     if row is None or not row.median:
         return "-"
-    ratio = found.ratio(measure, system)
-    return f"{row.median:.3g}" + (f" ({ratio:.1f}x)" if ratio and system != HEADRACE else "")
+    ratio, made = found.ratio(measure, system), _tokens_made(row)
+    notes = [f"{ratio:.1f}x"] if ratio and system != HEADRACE else []
+    if made < row.settings.get("asked_tokens", made):
+        notes.append(f"{made:,.0f} tokens")
+    return f"{row.median:.3g}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _tokens_made(row: Row) -> float:
+    """In one sample, of those that ran."""
+    ran = sum(1 for sample in row.samples if sample)
+    return float(row.settings.get("tokens", 0) / ran)
 
 
 def _read_per_token(row: Row) -> str:

@@ -161,7 +161,7 @@ def test_targets_of_the_model_bigger_than_memory() -> None:
 def test_the_page_tells_speeds_and_failures() -> None:
     text = page.page(Figures(stream_rows()))
     assert "| headrace | 100 | 6 | 900 MB (800) | 160 |" in text
-    assert "| llama.cpp | 20 (5.0x) | 0.2 (30.0x) | 900 MB (800) | 160 |" in text
+    assert "| llama.cpp | 20 (5.0x) | 0.2 (30.0x; 10 tokens) | 900 MB (800) | 160 |" in text
     assert "- AirLLM, decode 256 tokens, killed by the kernel for memory: `ended with -9`" in text
     assert "| decode 256 tokens | 40.0% | 80.0% | 160.0 | 10.0 | 25% | 96% | 90% |" in text
     assert MACHINE["cpu"] in text
