@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import load, quality, report, speed, step_profile
+from bench import ablations, load, quality, report, speed, step_profile, stream
+from bench.cgroup import GroupError
 from bench.process import WorkerError
 from bench.rows import RowError
 from bench.settings import Settings, parse
@@ -16,6 +17,8 @@ MEASURES = {
     "quality": quality.measure,
     "load": load.measure,
     "profile": step_profile.measure,
+    "stream": stream.measure,
+    "ablations": ablations.measure,
 }
 
 
@@ -24,7 +27,7 @@ def main() -> int:
     settings.work.mkdir(parents=True, exist_ok=True)
     try:
         _run(parts, settings)
-    except (WorkerError, RowError) as error:
+    except (WorkerError, RowError, GroupError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     return 0

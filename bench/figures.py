@@ -15,7 +15,8 @@ from bench.rows import KINDS, Row, latest, read
 from bench.step_profile import OPERATION, SHARE
 from bench.systems import HEADRACE
 
-FILES = ("speed", "load", "quality", "profile")  # of rows; bandwidth is recorded with speed
+# Of rows; bandwidth is recorded with speed.
+FILES = ("speed", "load", "quality", "profile", "stream", "ablations", "routes")
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,14 @@ class Figures:
                 least = prefill if name.startswith("prefill") else 1.6
                 ratios = {n: self.least_ratio(name, format_name, n) for n in self.threads()}
                 title = f"{name}, over llama.cpp {format_name}"
-                yield _at_least(title, least, ratios, "{:.2f}x")
+                yield at_least(title, least, ratios, "{:.2f}x")
 
     def _reach(self) -> Target | None:
         shares: dict[int, float | None] = {}
         for n in self.threads():
             rate, limit = self.read_rate(16, n), self.bandwidth(n)
             shares[n] = rate / limit if rate and limit else None
-        return _at_least("decode at 16, share of the read bandwidth", 0.8, shares, "{:.0%}")
+        return at_least("decode at 16, share of the read bandwidth", 0.8, shares, "{:.0%}")
 
     def _load(self) -> Target | None:
         seconds = self.median("load", FIRST_TOKEN, HEADRACE)
@@ -170,9 +171,10 @@ def _fits(row: Row, wanted: Mapping[str, Any]) -> bool:
     )
 
 
-def _at_least(
+def at_least(
     name: str, least: float, values: Mapping[int, float | None], form: str
 ) -> Target | None:
+    """A target for each number of threads; None where nothing was measured."""
     known = {n: v for n, v in values.items() if v is not None}
     shown = {n: form.format(v) for n, v in known.items()}
     met = all(v >= least for v in known.values())

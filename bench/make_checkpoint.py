@@ -116,20 +116,27 @@ def config(s: Shape) -> dict[str, Any]:
     return out
 
 
+def signs(s: Shape) -> Array:
+    """u: the fixed vector of -1 and 1 that every embedding row has in it."""
+    return np.where(np.random.default_rng(s.seed).random(s.hidden) < 0.5, -1.0, 1.0)
+
+
+def embedding_rows(s: Shape) -> Callable[[int, int, np.random.Generator], Array]:
+    """Rows of the embedding, float64[end - begin, hidden]."""
+    u = signs(s)
+    return lambda begin, end, rng: rng.standard_normal((end - begin, s.hidden), np.float32) + u
+
+
 def _tensors(s: Shape) -> Iterator[Tensor]:
-    signs = np.where(np.random.default_rng(s.seed).random(s.hidden) < 0.5, -1.0, 1.0)
-
-    def embedding(begin: int, end: int, rng: np.random.Generator) -> Array:
-        return _bf16(rng.standard_normal((end - begin, s.hidden), np.float32) + signs)
-
-    yield Tensor(TensorSpec("model.embed_tokens.weight", "BF16", (s.vocab, s.hidden)), embedding)
+    spec = TensorSpec("model.embed_tokens.weight", "BF16", (s.vocab, s.hidden))
+    yield Tensor(spec, _as_bf16(embedding_rows(s)))
     yield _normal("lm_head.weight", s.vocab, s.hidden, 2 / math.sqrt(s.hidden))
     yield _ones("model.norm.weight", s.hidden)
     for layer in range(s.layers):
-        yield from _layer(s, layer, signs)
+        yield from _layer(s, layer)
 
 
-def _layer(s: Shape, layer: int, signs: Array) -> Iterator[Tensor]:
+def _layer(s: Shape, layer: int) -> Iterator[Tensor]:
     at, share = f"model.layers.{layer}", math.sqrt(1 / (2 * s.layers))
     q_size, kv_size, unit = s.heads * s.head_dim, s.kv_heads * s.head_dim, 1 / math.sqrt(s.hidden)
     yield _ones(f"{at}.input_layernorm.weight", s.hidden)
@@ -144,7 +151,8 @@ def _layer(s: Shape, layer: int, signs: Array) -> Iterator[Tensor]:
         yield _ones(f"{at}.self_attn.q_norm.weight", q_size if whole else s.head_dim)
         yield _ones(f"{at}.self_attn.k_norm.weight", kv_size if whole else s.head_dim)
     yield from _linear(s, f"{at}.self_attn.o_proj", s.hidden, q_size, share / math.sqrt(q_size))
-    yield _router(s, layer, signs)
+    name = f"{at}.{s.block}.gate.weight"
+    yield Tensor(TensorSpec(name, "BF16", (s.experts, s.hidden)), _as_bf16(router_rows(s, layer)))
     # 0.35: the deviation of silu(gate) * up for normal gates; top_k outputs are averaged.
     down = share * math.sqrt(s.top_k / s.expert_ffn) / 0.35
     for part, n, k, deviation in (
@@ -173,9 +181,12 @@ def _experts(s: Shape, at: str, part: str, n: int, k: int, deviation: float) -> 
         yield _normal(f"{at}.experts.{expert}.{name}.weight", n, k, deviation)
 
 
-def _router(s: Shape, layer: int, signs: Array) -> Tensor:
-    """Rows whose logits are Zipf's logarithms plus noise; the hidden state's noise has variance 1 + layer / layers."""
-    noise = 1 + (layer + 0.5) / s.layers
+def router_rows(s: Shape, layer: int) -> Callable[[int, int, np.random.Generator], Array]:
+    """Rows of a router, float64[end - begin, hidden], whose logits are Zipf's logarithms plus noise.
+
+    The hidden state's noise has variance 1 + layer / layers.
+    """
+    noise, u = 1 + (layer + 0.5) / s.layers, signs(s)
     rms = math.sqrt(noise + 1)
     rank = np.random.default_rng((s.seed, layer)).permutation(s.experts) + 1
     bias = -s.skew * np.log(rank) * rms / s.hidden  # a normed state times u is hidden / rms
@@ -184,11 +195,10 @@ def _router(s: Shape, layer: int, signs: Array) -> Tensor:
     def rows(begin: int, end: int, rng: np.random.Generator) -> Array:
         random = rng.standard_normal((end - begin, s.hidden)) * deviation
         # Noise alone must not see u, or it would be a skew of its own.
-        random -= np.outer(random @ signs / s.hidden, signs)
-        return _bf16(random + np.outer(bias[begin:end], signs))
+        random -= np.outer(random @ u / s.hidden, u)
+        return random + np.outer(bias[begin:end], u)
 
-    name = f"model.layers.{layer}.{s.block}.gate.weight"
-    return Tensor(TensorSpec(name, "BF16", (s.experts, s.hidden)), rows)
+    return rows
 
 
 def _linear(s: Shape, name: str, n: int, k: int, deviation: float) -> Iterator[Tensor]:
@@ -225,6 +235,12 @@ def _ones(name: str, size: int) -> Tensor:
 
 def _constant(width: int, value: float) -> Callable[[int, int, np.random.Generator], Array]:
     return lambda begin, end, rng: _bf16(np.full((end - begin, width), value))
+
+
+def _as_bf16(
+    rows: Callable[[int, int, np.random.Generator], Array],
+) -> Callable[[int, int, np.random.Generator], Array]:
+    return lambda begin, end, rng: _bf16(rows(begin, end, rng))
 
 
 def _bf16(values: Array) -> Array:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from bench.figures import Figures, decode_name, passes
 from bench.quality import KL, TOP1
 from bench.rows import Row
 from bench.step_profile import SHARE
+from bench.stream_figures import StreamFigures
+from bench.stream_page import ablations, policies, stream
 from bench.systems import HEADRACE
-
-NOTHING = "Nothing is recorded yet."
+from bench.tables import NOTHING, provenance, table, threads_name
 
 TEMPLATE = Path(__file__).with_name("page.md.in")
 
@@ -27,14 +27,8 @@ def page(figures: Figures) -> str:
     return text
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *body))
-
-
 def _targets(figures: Figures) -> Iterator[str]:
-    found = figures.targets()
+    found = [*figures.targets(), *StreamFigures(figures).targets()]
     if not found:
         return
     threads = figures.threads() or [1, 2]
@@ -44,7 +38,7 @@ def _targets(figures: Figures) -> Iterator[str]:
         body.append([t.name, t.wanted, *cells, "yes" if t.met else "**no**"])
     yield "## Targets"
     yield "Where there are several builds of llama.cpp, the fastest (or, for quality, the best) counts."
-    yield table(["target", "wanted", *map(_threads, threads), "met"], body)
+    yield table(["target", "wanted", *map(threads_name, threads), "met"], body)
     if any(not t.met for t in found):
         yield "Why a target is missed: [the profile of a pass](#inside-a-pass)."
 
@@ -60,9 +54,9 @@ def _speed(figures: Figures) -> Iterator[str]:
             [name, *(_speed_cell(figures, m, name, threads) for m in measures)]
             for name in figures.names("speed")
         ]
-        yield table([_threads(threads), *measures], body)
+        yield table([threads_name(threads), *measures], body)
     yield "![tokens a second of every engine](img/speed.svg)"
-    yield from _provenance(rows)
+    yield from provenance(rows)
 
 
 def _speed_cell(figures: Figures, measure: str, system: str, threads: int) -> str:
@@ -88,7 +82,7 @@ def _bandwidth(figures: Figures) -> Iterator[str]:
         size = (figures.bytes_per_token(context) or 0) / 1e6
         cells = [_reach(figures, context, n) for n in threads]
         body.append([f"headrace, {decode_name(context)}: {size:,.1f} MB a token", *cells])
-    yield table(["", *map(_threads, threads)], body)
+    yield table(["", *map(threads_name, threads)], body)
     yield "![read bandwidth and what decode reaches](img/bandwidth.svg)"
 
 
@@ -104,12 +98,12 @@ def _load(figures: Figures) -> Iterator[str]:
         return
     body = []
     for row in rows:
-        threads = f", {_threads(row.threads)}" if row.threads else ""
+        threads = f", {threads_name(row.threads)}" if row.threads else ""
         peak = f"{row.settings['peak_bytes'] / 1e6:,.0f} MB"
         body.append([f"{row.system}: {row.measure}{threads}", f"{row.median:.2f} s", peak])
     yield table(["", "seconds", "peak memory"], body)
     yield "![seconds to the first token](img/load.svg)"
-    yield from _provenance(rows)
+    yield from provenance(rows)
 
 
 def _quality(figures: Figures) -> Iterator[str]:
@@ -129,7 +123,7 @@ def _quality(figures: Figures) -> Iterator[str]:
     yield table(["", "perplexity", KL, TOP1], body)
     yield "![KL to float32](img/quality.svg)"
     yield f"Hash of the windows' tokens: `{rows[0].settings['windows']}`."
-    yield from _provenance(rows)
+    yield from provenance(rows)
 
 
 def _step(figures: Figures) -> Iterator[str]:
@@ -141,10 +135,10 @@ def _step(figures: Figures) -> Iterator[str]:
     body = (_share_cells(figures, *c) for c in dict.fromkeys(shares))
     yield table(["Python's share", "greedy", "sampled"], body)
     for one in passes(figures):
-        head = [f"{one.name}, {_threads(one.threads)}", "milliseconds", "share", "MB", "GB/s"]
+        head = [f"{one.name}, {threads_name(one.threads)}", "milliseconds", "share", "MB", "GB/s"]
         yield table(head, _operation_cells(one.operations))
     yield "![share of each operation](img/step.svg)"
-    yield from _provenance(rows)
+    yield from provenance(rows)
 
 
 def _share_cells(figures: Figures, threads: int, context: int) -> list[str]:
@@ -154,7 +148,7 @@ def _share_cells(figures: Figures, threads: int, context: int) -> list[str]:
         row = figures.rows("profile", sampled=sampled, **where)[0]
         milliseconds = row.settings["step_seconds"] * 1000
         cells.append(f"{row.median:.1%} (steps of {milliseconds:.2f} ms)")
-    return [f"{_threads(threads)}, context {context:,}", *cells]
+    return [f"{threads_name(threads)}, context {context:,}", *cells]
 
 
 def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
@@ -167,38 +161,6 @@ def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
         yield [name, f"{seconds * 1000:.3f}", f"{seconds / whole:.1%}", size, rate]
 
 
-def _provenance(rows: Sequence[Row]) -> Iterator[str]:
-    """Where, when and with what these rows were measured."""
-    run, counts = rows[0].run, sorted({len(r.samples) for r in rows})
-    machine = run.machine
-    samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    yield (
-        f"`{run.command}`; {run.date}, headrace {run.commit}; {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['l3_bytes'] / 2**20:.0f} MiB last-level cache; "
-        f"{machine['system']}, Python {machine['python']}; {samples} samples each; "
-        f"load average before the run {machine['load_average']}. Instruction sets: {', '.join(machine['flags'])}."
-    )
-    if facts := [f"- {line}" for line in dict.fromkeys(_system_facts(r) for r in rows) if line]:
-        yield "\n".join(facts)
-
-
-def _system_facts(row: Row) -> str:
-    if not row.versions:
-        return ""
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    wanted = ("kernels", "kv", "dtype", "attention", "weight_buffers", "build")
-    known = [f"{k} {_plain(row.settings[k])}" for k in wanted if k in row.settings]
-    return f"{row.system}: {'; '.join([versions, *known])}"
-
-
-def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
-
-
 SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "targets": _targets,
     "speed": _speed,
@@ -206,4 +168,7 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "load": _load,
     "quality": _quality,
     "step": _step,
+    "stream": stream,
+    "ablations": ablations,
+    "policies": policies,
 }

@@ -10,6 +10,7 @@ from typing import Any
 from bench.figures import Figures, decode_name, passes
 from bench.load import FIRST_TOKEN
 from bench.quality import KL
+from bench.stream_figures import DECODE, StreamFigures
 from bench.systems import HEADRACE
 
 OWN, PEER = "#1f6f8b", "#b8b8b8"
@@ -37,6 +38,7 @@ def draw(figures: Figures, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plots: dict[str, Callable[[Figures], Any]] = {
         "speed": _speed, "bandwidth": _bandwidth, "load": _load, "quality": _quality, "step": _step,
+        "stream": _stream,
     }  # fmt: skip
     with matplotlib.rc_context(STYLE):
         for name, plot in plots.items():
@@ -111,6 +113,25 @@ def _step(figures: Figures) -> Any:
     axis.invert_yaxis()
     axis.set_xlabel("per cent of a pass")
     axis.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
+    return figure
+
+
+def _stream(figures: Figures) -> Any:
+    """Inside the limit, on a log scale, beside the disk's roofline."""
+    found = StreamFigures(figures)
+    measures = found.measures()
+    if not measures:
+        return None
+    most = len({r.system for r in found.limited()}) + 1
+    figure, axes = _grid(1, len(measures), 0.3 * most + 0.6)
+    for axis, measure in zip(axes[0], measures, strict=True):
+        rows = [r for r in found.limited() if r.measure == measure and r.median]
+        bars = [Bar(r.system, r.median, r.system == HEADRACE, f"{r.median:.3g}") for r in rows]
+        roof = found.roofline()
+        if measure.startswith(DECODE) and roof:
+            bars.append(Bar("disk's roofline", roof, False, f"{roof:.3g}"))
+        _bars(axis, bars, measure, "tok/s (log scale)", labels=True)
+        axis.set_xscale("log")
     return figure
 
 

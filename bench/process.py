@@ -37,12 +37,22 @@ def worker_command(python: Path, module: str, config: Mapping[str, Any], threads
 
 
 class Worker:
-    """One system in its own process, pinned to as many processors as it has threads."""
+    """One system in its own process, pinned to as many processors as it has threads.
 
-    def __init__(self, python: Path, module: str, config: Mapping[str, Any], threads: int) -> None:
+    prefix: words before the command, such as those of `MemoryGroup.prefix`.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        module: str,
+        config: Mapping[str, Any],
+        threads: int,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
         self._process = subprocess.Popen(
-            worker_command(python, module, config, threads),
+            [*prefix, *worker_command(python, module, config, threads)],
             cwd=ROOT,
             env=environment(threads),
             stdin=subprocess.PIPE,

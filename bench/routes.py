@@ -1,7 +1,8 @@
 """Eviction policies over recorded routes: hit rate against pool size, beside the offline optimum.
 
-`python -m bench.routes FILE` with a file of `headrace run --trace-routes FILE`. A step is one position in one layer:
-its experts are all in the pool while it runs, so the pool is never smaller than a step. Every policy starts empty.
+`python -m bench.routes FILE ...` with files of `headrace run --trace-routes FILE`, taken one after another. A step is
+one position in one layer: its experts are all in the pool while it runs, so the pool is never smaller than a step.
+Every policy starts empty. "LFU, decayed" is that of `experts.slots.SlotPool`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def lfu_decayed(steps: Steps, slots: int) -> int:
 def clock(steps: Steps, slots: int, most: int = 1) -> int:
     """Hits of CLOCK: a hand goes round and takes the first expert with no credit, taking one from each it passes.
 
-    A use gives one credit, `most` at most. With 1 this is the policy of `experts.slots.SlotPool`.
+    A use gives one credit, `most` at most.
     """
     place: dict[int, int] = {}
     held = [-1] * slots
@@ -160,16 +161,17 @@ def rates(steps: Steps, slots: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.routes", description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+", help="of one model")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of all experts")
     parser.add_argument("--last", type=int, help="only this many of the last steps")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     parser.add_argument("--record", action="store_true", help="add the rows to the results")
     given = parser.parse_args()
-    steps, num_experts = steps_of(given.file)
+    recorded = [steps_of(path) for path in given.files]
+    steps, num_experts = [step for found, _ in recorded for step in found], recorded[0][1]
     steps = steps[-given.last :] if given.last else steps
     smallest = max((len(step) for step in steps), default=1)
-    run = new_run(f"python -m bench.routes {given.file.name}")
+    run = new_run("python -m bench.routes FILE" + " ..." * (len(recorded) > 1))
     print(f"{'slots':>6} {'share':>6}  " + "  ".join(f"{name:>16}" for name in POLICIES))
     rows = []
     for share in given.shares:

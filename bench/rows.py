@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-KINDS = ("speed", "bandwidth", "load", "quality", "profile", "routes")
+KINDS = ("speed", "bandwidth", "load", "quality", "profile", "routes", "stream", "ablation")
 
 
 class RowError(Exception):

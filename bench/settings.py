@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "report")
+PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "report")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Settings:
     made where None.
 
     llama_python: interpreters with llama-cpp-python, one for each build to compare. torch_python: one with
-    torch, transformers and gguf. work: a folder for what is made on the way.
+    torch, transformers and gguf. work: a folder for what is made on the way, on the disk that is measured.
+    mixture: the GGUF of the model that is bigger than memory; made where None.
     """
 
     gguf: Path | None = None
@@ -32,6 +33,15 @@ class Settings:
     rounds: int = 5
     steps: int = 48  # decode steps of one sample
     pause: float = 0.3  # seconds between samples, for the threads of the last one to stop spinning
+    mixture: Path | None = None
+    neurostream_python: Path | None = None
+    airllm_python: Path | None = None
+    limit_gb: float | None = None  # of the model that is bigger than memory; None: a quarter of it
+    stream_steps: tuple[int, ...] = (256, 1000)
+    stream_rounds: int = 3
+    stream_seconds: float = 240.0  # after which a sample ends early
+    ablation_steps: int = 128
+    disk_seconds: float = 2.0  # of one sample of raw reads
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Settings]:
@@ -44,6 +54,15 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     add("--q4-0", type=Path, help="llama.cpp's Q4_0 of it; made if not given")
     add("--llama-python", type=_program, action="append", help="a Python with llama-cpp-python")
     add("--torch-python", type=_program, help="a Python with transformers, torch and gguf")
+    add("--neurostream-python", type=_program, help="a Python with neurostream")
+    add("--airllm-python", type=_program, help="a Python with airllm")
+    add("--mixture", type=Path, help="a GGUF bigger than memory; made if not given")
+    add("--limit-gb", type=float, help="memory that it may use; a quarter of it if not given")
+    add("--stream-steps", type=int, nargs="+", default=list(default.stream_steps))
+    add("--stream-rounds", type=int, default=default.stream_rounds)
+    add("--stream-seconds", type=float, default=default.stream_seconds)
+    add("--ablation-steps", type=int, default=default.ablation_steps)
+    add("--disk-seconds", type=float, default=default.disk_seconds)
     add("--work", type=Path, default=default.work, help="where files are made")
     add("--results", type=Path, default=default.results, help="folder of the recorded rows")
     add("--threads", type=int, nargs="+", default=list(default.threads))
@@ -54,14 +73,20 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     parts = _parts(parser, given.pop("parts"))
     given["llama_python"] = tuple(given["llama_python"] or ())
     given["threads"] = tuple(given["threads"])
+    given["stream_steps"] = tuple(given["stream_steps"])
     return parts, Settings(**given)
 
 
 def command(part: str, settings: Settings) -> str:
     """The command line without this machine's paths, to be recorded."""
     peers = " --llama-python LLAMA/bin/python" * len(settings.llama_python)
-    torch = " --torch-python TORCH/bin/python" if settings.torch_python else ""
-    return f"python -m bench {part}{peers}{torch} --rounds {settings.rounds}"
+    for name in ("torch", "neurostream", "airllm"):
+        if getattr(settings, f"{name}_python"):
+            peers += f" --{name}-python {name.upper()}/bin/python"
+    if part not in ("stream", "ablations"):
+        return f"python -m bench {part}{peers} --rounds {settings.rounds}"
+    limit = "" if settings.limit_gb is None else f" --limit-gb {settings.limit_gb:g}"
+    return f"python -m bench {part}{peers}{limit} --stream-rounds {settings.stream_rounds}"
 
 
 def _parts(parser: argparse.ArgumentParser, given: list[str]) -> tuple[str, ...]:

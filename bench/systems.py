@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class System:
     config: Mapping[str, Any] = field(default_factory=dict)
     max_rounds: int | None = None
 
-    def start(self, threads: int) -> Worker:
-        return Worker(self.python, self.module, self.config, threads)
+    def start(self, threads: int, prefix: Sequence[str] = ()) -> Worker:
+        return Worker(self.python, self.module, self.config, threads, prefix)
 
 
 def headrace(settings: Settings) -> System:

@@ -23,7 +23,8 @@ FLASH = {"auto": -1, "on": 1}
 
 
 class LlamaCpp(Engine):
-    """config: model (a GGUF), threads, kv ("f16", llama.cpp's default, or "q8_0")."""
+    """config: model (a GGUF), threads, kv ("f16", llama.cpp's default, or "q8_0"), repack (default True: weights may
+    be copied into buffers in another order; False: they are used where the file is mapped)."""
 
     def __init__(self, config: Config) -> None:
         self._lib: Any = importlib.import_module("llama_cpp")
@@ -33,7 +34,7 @@ class LlamaCpp(Engine):
         self._lib.llama_backend_init()
         self._kv = str(config.get("kv", "f16"))
         self._threads = int(config["threads"])
-        self._model = self._load(str(config["model"]))
+        self._model = self._load(str(config["model"]), bool(config.get("repack", True)))
         self._context = self._open()
         self._memory = self._lib.llama_get_memory(self._context)
         self._sampler = self._lib.llama_sampler_init_greedy()
@@ -77,8 +78,9 @@ class LlamaCpp(Engine):
         pointer = self._lib.llama_get_logits(self._context)
         return np.ctypeslib.as_array(pointer, shape=(len(tokens), self.vocab)).copy()
 
-    def _load(self, path: str) -> Any:
+    def _load(self, path: str, repack: bool) -> Any:
         params = self._lib.llama_model_default_params()
+        params.use_extra_bufts = repack
         model = self._lib.llama_model_load_from_file(path.encode(), params)
         if not model:
             raise RuntimeError(f"llama.cpp did not load the model: {''.join(self._log)[-500:]}")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -47,7 +49,17 @@ class Engine(ABC):
         """Logits after each token of a new sequence, [len, vocab]."""
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        return {"prefill": self._prefill, "decode": self._decode, "save_logits": self._save_logits}
+        return {
+            "prefill": self._prefill,
+            "decode": self._decode,
+            "follow": self._follow,
+            "peak": lambda: {"bytes": peak_bytes()},
+            "save_logits": self._save_logits,
+        }
+
+    def counters(self) -> dict[str, float]:
+        """What grows with work, by name."""
+        return {"storage_bytes": storage_bytes()}
 
     def _prefill(self, tokens: int) -> dict[str, Any]:
         prompt = painted_tokens(tokens, self.vocab)
@@ -65,6 +77,29 @@ class Engine(ABC):
             self.step()
         return {"seconds": time.perf_counter() - start}
 
+    def _follow(self, context: int, steps: int, seconds: float) -> dict[str, Any]:
+        """Read `context` drawn tokens at once, then `steps` more, each by itself, until the seconds are over.
+
+        The answer has the time, the steps and the growth of the counters of both parts.
+        """
+        tokens = drawn_tokens(context + steps, self.vocab)
+        self.rewind(0)
+        self.painted = 0
+        answer = {"prompt": self._timed([tokens[:context]], seconds)}
+        answer["steps"] = self._timed([[t] for t in tokens[context:]], seconds)
+        return answer
+
+    def _timed(self, parts: list[list[int]], seconds: float) -> dict[str, Any]:
+        before, done, start = self.counters(), 0, time.perf_counter()
+        for part in parts:
+            self.read(part)
+            done += len(part)
+            if time.perf_counter() - start >= seconds:
+                break
+        took = time.perf_counter() - start
+        grown = {name: value - before[name] for name, value in self.counters().items()}
+        return {"seconds": took, "tokens": done, "counters": grown}
+
     def go_to(self, context: int) -> None:
         """Be at the end of `context` painted tokens, with their logits; read only what is missing."""
         keep = min(self.painted, context - 1)
@@ -80,6 +115,27 @@ class Engine(ABC):
 def painted_tokens(count: int, vocab: int) -> list[int]:
     """The same tokens on every machine and for every system."""
     return [(7 + 193 * (i % PERIOD)) % vocab for i in range(count)]
+
+
+def drawn_tokens(count: int, vocab: int) -> list[int]:
+    """As painted ones, but without a period: for models whose experts follow the tokens."""
+    rng = random.Random(1)
+    return [rng.randrange(vocab) for _ in range(count)]
+
+
+def storage_bytes() -> int:
+    """What this process had read from disks, faults of mapped files included; 0 where the system doesn't tell."""
+    return _number(Path("/proc/self/io"), "read_bytes:")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process held at once, as the kernel counted it."""
+    return _number(Path("/proc/self/status"), "VmHWM:") * 1024
+
+
+def _number(path: Path, name: str) -> int:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def pin(threads: int) -> None:

@@ -64,6 +64,7 @@ def every_kind() -> Iterator[Row]:
     yield row("load", "start to first token", samples=(0.5,), **peak)
     yield row("load", "conversion", threads=0, samples=(6.0,), **peak)
     yield from _quality()
+    yield from stream_rows()
 
 
 def _profile(threads: int) -> Iterator[Row]:
@@ -91,3 +92,35 @@ def _quality() -> Iterator[Row]:
         yield row("quality", "KL to float32", system, samples=(kl, kl), **shared)
         yield row("quality", "loss", system, samples=(loss, loss), **shared)
         yield row("quality", "top-1 equal", system, samples=(0.95, 0.97), **shared)
+
+
+def stream_rows() -> Iterator[Row]:
+    """headrace decodes 6 tok/s of a model of 100 experts, 25 of which have slots; AirLLM is killed."""
+    for lanes, rate in ((1, 800.0), (4, 1000.0)):
+        yield row("stream", "raw reads", "disk", threads=lanes, unit="MB/s", samples=(rate,))
+    counters = {"uses": 100, "misses": 60, "guessed": 50, "guessed_right": 40}
+    counters |= {"bytes_read": 1600e6, "bytes_wasted": 100e6, "seconds_waited": 0.83333}
+    counters |= {"storage_bytes": 1600e6}
+    known: dict[str, Any] = {
+        "model_bytes": 4_000_000_000, "limit_bytes": 1_000_000_000, "experts": 100, "pool_slots": 20,
+        "lookahead_slots": 5, "expert_bytes": 2_000_000, "uses_per_token": 100, "tokens": 10,
+        "seconds": 10 / 6, "peak_bytes": 900_000_000, "resident_peak_bytes": 800_000_000, "killed": 0,
+        "error": "", "counters": counters,
+    }  # fmt: skip
+    rates = {"headrace": (100.0, 6.0), "llama.cpp": (20.0, 0.2)}
+    for system, (prefill, decode) in rates.items():
+        for measure, rate in (("prefill 512", prefill), ("decode 256 tokens", decode)):
+            cut = measure.startswith("decode") and system != "headrace"
+            asked = {**known, "asked_tokens": 256 if cut else 10}
+            yield row("stream", measure, system, threads=2, samples=(rate,), settings=asked)
+    dead = {**known, "error": "ended with -9", "killed": 1, "tokens": 0, "counters": {}}
+    yield row("stream", "decode 256 tokens", "AirLLM", threads=2, samples=(0.0,), settings=dead)
+    for system, rate in (("headrace", 30.0), ("llama.cpp", 25.0)):
+        yield row("stream", "resident decode", system, threads=2, samples=(rate,))
+    planned = {"settings": known, "threads": 2}
+    for name, rate in (("as planned", 6.0), ("no lookahead", 4.0), ("pool of 50%", 9.0)):
+        yield row("ablation", "decode 128 tokens", name, samples=(rate,), **planned)
+    for slots in (10, 50):
+        for policy, share in (("LRU", 0.3), ("Belady", 0.5)):
+            settings = {"slots": slots, "experts": 100, "steps": 1000}
+            yield row("routes", "hit rate", policy, threads=0, samples=(share,), settings=settings)

@@ -7,11 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 from bench.figures import Figures
+from bench.tables import NOTHING
 from bench_rows import every_kind
 
 from bench import page, plots, report, rows
 
-PLOTS = ("speed", "bandwidth", "load", "quality", "step")
+PLOTS = ("speed", "bandwidth", "load", "quality", "step", "stream")
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_targets_say_what_was_met(figures: Figures) -> None:
 def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     text = page.page(figures)
     assert "{{" not in text
-    assert page.NOTHING not in text
+    assert NOTHING not in text
     assert "| headrace | 300.0 | 300.0 | 300.0 |" in text
     assert "| llama.cpp (AMX) Q4_0 | 200.0 (1.50x) | 200.0 (1.50x) | 200.0 (1.50x) |" in text
     assert "| prefill 512, over llama.cpp Q4_1 | at least 3.00x | 2.00x | 2.00x | **no** |" in text
@@ -62,7 +63,7 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
 
 def test_without_rows_the_page_says_so() -> None:
     text = page.page(Figures([]))
-    assert text.count(page.NOTHING) == 5
+    assert text.count(NOTHING) == 8
     assert "## Targets" not in text
     assert ".svg" not in text
 
@@ -71,7 +72,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results = tmp_path / "results"
     for found in every_kind():
-        name = "speed" if found.kind == "bandwidth" else found.kind
+        name = {"bandwidth": "speed", "ablation": "ablations"}.get(found.kind, found.kind)
         rows.append(results / f"{name}.jsonl", [found])
     texts = []
     for number in "12":
