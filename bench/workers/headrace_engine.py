@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import headrace
 from bench.workers.protocol import Config, Engine, main, painted_tokens
+from headrace.arith.sampling import Draw, Logits
 from headrace.artifact.container import open_artifact
 from headrace.engine import engine as engine_module
 from headrace.engine.engine import Work
@@ -66,8 +67,9 @@ class Headrace(Engine):
         """Seconds of whole steps, as `LLM` makes them, and of the native calls in them."""
         self.rewind(0)  # the generation has a sequence of its own, and needs the pages
         self.painted = 0
-        stopwatch = _Stopwatch(self._engine._runner)
+        stopwatch = _Stopwatch(self._engine._runner, self._engine.backend)
         self._engine._runner, ends = stopwatch, self._engine.end_tokens
+        self._engine.backend = stopwatch
         self._engine.end_tokens = frozenset()
         drawn = SamplingParams(temperature=0.7, top_p=0.95, seed=1, max_tokens=steps + 1)
         params = drawn if sampled else SamplingParams(temperature=0.0, max_tokens=steps + 1)
@@ -79,6 +81,7 @@ class Headrace(Engine):
             seconds = time.perf_counter() - start
         finally:
             self._engine._runner, self._engine.end_tokens = stopwatch.runner, ends
+            self._engine.backend = stopwatch.backend
         return {"seconds": seconds, "native": stopwatch.seconds, "steps": count}
 
     def _operations(self, context: int, steps: int, rows: int = 1) -> dict[str, Any]:
@@ -86,7 +89,8 @@ class Headrace(Engine):
 
         Of one row: steps that write. Of more: the tokens after the context, read again and again.
         """
-        self.go_to(context)
+        if context:
+            self.go_to(context)
         samples = []
         for _ in range(steps):
             self.rewind(len(self._sequence) if rows == 1 else context)
@@ -118,18 +122,25 @@ class Headrace(Engine):
 
 
 class _Stopwatch:
-    """A runner that adds up the seconds of its runs."""
+    """A runner and its backend that add up the seconds of runs and draws."""
 
-    def __init__(self, runner: p.Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: p.Runner, backend: p.Backend) -> None:
+        self.runner, self.backend = runner, backend
         self.capacity = runner.capacity
         self.logits, self.saturations, self.close = runner.logits, runner.saturations, runner.close
         self.seconds = 0.0
 
-    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
+    def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         start = time.perf_counter()
-        self.runner.run(begin, end, batch, cache)
+        stopped = self.runner.run(begin, end, batch, cache)
         self.seconds += time.perf_counter() - start
+        return stopped
+
+    def draw(self, logits: Logits, how: Draw, word: int) -> int:
+        start = time.perf_counter()
+        token = self.backend.draw(logits, how, word)
+        self.seconds += time.perf_counter() - start
+        return token
 
 
 def _op_bytes(op: p.Op) -> int:

@@ -98,7 +98,7 @@ def stream_rows() -> Iterator[Row]:
     """headrace decodes 6 tok/s of a model of 100 experts, 25 of which have slots; AirLLM is killed."""
     for lanes, rate in ((1, 800.0), (4, 1000.0)):
         yield row("stream", "raw reads", "disk", threads=lanes, unit="MB/s", samples=(rate,))
-    counters = {"uses": 100, "misses": 60, "guessed": 50, "guessed_right": 40}
+    counters = {"uses": 100, "reads": 60, "guessed": 50, "guessed_right": 40}
     counters |= {"bytes_read": 1600e6, "bytes_wasted": 100e6, "seconds_waited": 0.83333}
     counters |= {"storage_bytes": 1600e6}
     known: dict[str, Any] = {
