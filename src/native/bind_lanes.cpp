@@ -27,7 +27,7 @@ void require_slot(const Lanes& lanes, int slot) { require(0 <= slot && slot < la
 void make(Lanes* self, Memory memory, States state, int num_lanes, int64_t piece_bytes, int retries) {
   require(state.shape(0) == memory.shape(0), "state and memory have different numbers of slots");
   require(1 <= num_lanes && num_lanes <= 1024, "the number of lanes is not between 1 and 1024");
-  require(piece_bytes >= kBlock && piece_bytes % kBlock == 0, "a piece is not a positive multiple of 4096 bytes");
+  require(piece_bytes >= kSector && piece_bytes % kSector == 0, "a piece is not a positive multiple of 4096 bytes");
   require(retries >= 0, "a negative number of retries");
   new (self) Lanes(memory.data(), state.data(), int(memory.shape(0)), int64_t(memory.shape(1)), num_lanes, piece_bytes,
                    retries);

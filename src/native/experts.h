@@ -10,10 +10,9 @@
 
 #include "exp2.h"
 #include "ops.h"
+#include "slot_state.h"
 
 namespace headrace {
-
-enum SlotState : uint8_t { kEmpty, kReading, kReady, kFailed };  // as in kernels/program.py
 
 struct ExpertSlots {
   const uint8_t* memory;  // [slots][slot_bytes]

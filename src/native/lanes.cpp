@@ -211,8 +211,8 @@ ReadFailure Lanes::read_once(const Piece& piece) {
     const int count = int(std::min<size_t>(left.size(), 1024));  // IOV_MAX
     const ssize_t n = preadv(piece.fd, left.data(), count, piece.offset + done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL && done % kBlock != 0) {  // O_DIRECT goes on at whole blocks only
-      done = done / kBlock * kBlock;
+    if (n < 0 && errno == EINVAL && done % kSector != 0) {  // O_DIRECT goes on at whole blocks only
+      done = done / kSector * kSector;
       continue;
     }
     if (n < 0) return {errno, piece.offset + done};

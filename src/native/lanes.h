@@ -16,11 +16,11 @@
 #include <thread>
 #include <vector>
 
+#include "slot_state.h"
+
 namespace headrace {
 
-enum SlotState : uint8_t { kEmpty, kReading, kReady, kFailed };  // as in kernels/program.py
-
-constexpr int64_t kBlock = 4096;  // reads with O_DIRECT begin at multiples of it
+constexpr int64_t kSector = 4096;  // reads with O_DIRECT begin at multiples of it
 
 struct ReadFailure {
   int error;       // errno; 0: the file ended
@@ -29,7 +29,7 @@ struct ReadFailure {
 
 class Lanes {
  public:
-  // Reads are cut into pieces of at most piece_bytes, a multiple of kBlock, which lanes share.
+  // Reads are cut into pieces of at most piece_bytes, a multiple of kSector, which lanes share.
   Lanes(uint8_t* memory, uint8_t* state, int num_slots, int64_t slot_bytes, int num_lanes, int64_t piece_bytes,
         int retries);
   ~Lanes();

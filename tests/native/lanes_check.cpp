@@ -16,7 +16,7 @@ using namespace headrace;
 
 namespace {
 
-constexpr int64_t kRecord = 3 * kBlock;
+constexpr int64_t kRecord = 3 * kSector;
 constexpr int kRecords = 64, kSlots = 16;
 
 uint8_t painted(int record, int64_t at) { return uint8_t((at + 101 * record) % 251); }
@@ -78,11 +78,11 @@ int main(int argc, char** argv) {
   write_file(argv[3]);
   int fd = open(argv[3], O_RDONLY | O_DIRECT);
   if (fd < 0) fd = open(argv[3], O_RDONLY);
-  uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kSlots * kRecord));
+  uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(kSector, kSlots * kRecord));
   std::vector<uint8_t> state(kSlots, kEmpty);
   std::mt19937 rng(7);
   int wrong = 0;
-  for (int64_t piece : {kBlock, 2 * kBlock, 16 * kBlock}) {
+  for (int64_t piece : {kSector, 2 * kSector, 16 * kSector}) {
     Lanes lanes(memory, state.data(), kSlots, kRecord, num_lanes, piece, 1);
     for (int i = 0; i < rounds; ++i) wrong += round_of(lanes, memory, state.data(), fd, rng);
     std::vector<int> all;
