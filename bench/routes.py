@@ -2,7 +2,7 @@
 
 `python -m bench.routes FILE ...` with files of `headrace run --trace-routes FILE`, taken one after another. A step is
 one position in one layer: its experts are all in the pool while it runs, so the pool is never smaller than a step.
-Every policy starts empty. "LFU, decayed" is that of `experts.slots.SlotPool`.
+Every policy starts empty. "LFU, decayed" is that .
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def lfu(steps: Steps, slots: int, half_life: float = math.inf) -> int:
 
 
 def lfu_decayed(steps: Steps, slots: int) -> int:
-    """Hits of LFU over the last few thousand steps."""
+    """Hits of LFU over the last few thousand steps: the policy that `experts.slots.SlotPool` follows."""
     return lfu(steps, slots, half_life=2000)
 
 

@@ -1,6 +1,6 @@
 // The operations of headrace's arithmetic as plain functions over caller-owned memory.
 //
-// Each operation equals src/headrace/arith/ops.py bit for bit (rules R1..R10 there); nothing here
+// Each operation equals src/headrace/arith/ops.py bit for bit (its rules but R11 and R13, which are draw.h's and experts.h's); nothing here
 // allocates, throws, touches floating point or knows what CPU this is. An instruction set is a `Tier`:
 // a table of these functions; tiers.cpp alone decides which tier runs.
 #pragma once

@@ -16,12 +16,12 @@ from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 from headrace.kernels.layout import field_view
 from headrace.kernels.select import TIERS, select, unavailable
-from headrace.models.config import DenseConfig, ExpertsConfig
+from headrace.models.config import DecoderConfig, ExpertsConfig
 from headrace.models.decoder import build_program
 
 NATIVE = [tier for tier in TIERS if tier != "reference"]
 ROUTED = ExpertsConfig(num_experts=6, top_k=3, ffn_size=40, normalise=True)
-CONFIG = DenseConfig(
+CONFIG = DecoderConfig(
     vocab_size=64, hidden_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
     ffn_size=40, context=512, norm_eps="1e-5", rope_theta="10000", tied=True, experts=ROUTED,
 )  # fmt: skip
@@ -38,7 +38,7 @@ VARIANTS = {
 class Model:
     """A random model: its program and every expert's record in slots."""
 
-    def __init__(self, config: DenseConfig, bits: int = 4, seed: int = 3) -> None:
+    def __init__(self, config: DecoderConfig, bits: int = 4, seed: int = 3) -> None:
         self.config, self._bits = config, bits
         self._rng = np.random.default_rng(seed)
         self._formats: dict[str, dict[str, Any]] = {}

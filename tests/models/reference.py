@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.artifact.container import Artifact
-from headrace.models.config import DenseConfig, ExpertsConfig, padded_rows
+from headrace.models.config import DecoderConfig, ExpertsConfig, padded_rows
 from models.weights import dequantized, expert, gain, router
 
 
 def state_dict(artifact: Artifact) -> dict[str, torch.Tensor]:
     """The artifact's weights under their Hugging Face names."""
-    c = DenseConfig.from_json(artifact.manifest.config)
+    c = DecoderConfig.from_json(artifact.manifest.config)
     out = {
         "model.embed_tokens.weight": dequantized(artifact, "embed"),
         "model.norm.weight": gain(artifact, "norm"),

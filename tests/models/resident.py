@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from headrace.artifact.container import Artifact
 from headrace.kernels.program import PAGE_TOKENS, READY, Backend, Batch, ExpertSlots, Program, Route
 from headrace.kernels.reference import ReferenceBackend
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
 
 
@@ -16,7 +16,7 @@ def program_of(artifact: Artifact) -> Program:
     """The program of an artifact with or without experts."""
     manifest = artifact.manifest
     return build_program(
-        DenseConfig.from_json(manifest.config),
+        DecoderConfig.from_json(manifest.config),
         manifest.tensors,
         artifact.tensors,
         manifest.fraction_bits,

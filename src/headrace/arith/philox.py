@@ -22,8 +22,3 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         x0, x1, x2, x3 = (b >> 64) ^ x1 ^ k0, b & _MASK, (a >> 64) ^ x3 ^ k1, a & _MASK
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return x0, x1, x2, x3
-
-
-def draw(seed: int, position: int, bound: int) -> int:
-    """A uniform integer in [0, bound) for 64-bit `seed` and `position`; bound <= 2^62."""
-    return (philox((position, 0, 0, 0), (seed, 0))[0] * bound) >> 64

@@ -17,7 +17,7 @@ from headrace.arith.numbers import BLOCK, SUPERGROUP, TILE
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest
 from headrace.artifact.tensorfile import forget_pages, mappings
 from headrace.errors import FileError, InputError
-from headrace.models.config import DenseConfig, padded_rows, padded_width
+from headrace.models.config import DecoderConfig, padded_rows, padded_width
 from headrace.models.families import family
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -55,10 +55,10 @@ def check_tensors(
             forget_pages(mappings([tensors[name]]))
 
 
-def read_config(path: Path, manifest: Manifest) -> DenseConfig:
+def read_config(path: Path, manifest: Manifest) -> DecoderConfig:
     """The configuration of a manifest, checked against its family. Raises FileError."""
     try:
-        config = DenseConfig.from_json(manifest.config)
+        config = DecoderConfig.from_json(manifest.config)
         family(manifest.family).check(config)
     except InputError as error:
         raise FileError(path / MANIFEST_NAME, "config", error.message) from None
@@ -68,7 +68,7 @@ def read_config(path: Path, manifest: Manifest) -> DenseConfig:
     return config
 
 
-def weight_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+def weight_shapes(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name and [n, k] of every packed weight of the dense files."""
     yield "embed", (c.vocab_size, c.hidden_size)
     if not c.tied:
@@ -82,7 +82,7 @@ def weight_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, int]]]:
             yield from _mlp(f"layers.{i}.shared", c.hidden_size, c.experts.shared_ffn_size)
 
 
-def expert_shapes(c: DenseConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+def expert_shapes(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name and [n, k] of the packed weights of one expert of every layer that has some."""
     for i in range(c.num_layers):
         if c.experts and c.has_experts(i):
@@ -94,7 +94,7 @@ def _mlp(name: str, hidden: int, ffn_size: int) -> Iterator[tuple[str, tuple[int
     yield f"{name}.down", (hidden, padded_width(ffn_size))
 
 
-def array_shapes(c: DenseConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def array_shapes(c: DecoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Name, type and shape of every other array."""
     half, rows = c.head_dim // 2, -(-c.context // numbers.ROPE_LOW)
     yield "rope.low", "I32", (numbers.ROPE_LOW, half, 2)

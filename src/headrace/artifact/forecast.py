@@ -17,7 +17,7 @@ from headrace.artifact.check import check_values
 from headrace.artifact.container import Artifact
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec, read_tensors
 from headrace.errors import FileError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 
 FORECAST_NAME = "forecast.safetensors"
 Stored = Mapping[int, tuple[NDArray[np.int16], NDArray[np.int32]]]  # layer: codes, exponents
@@ -34,7 +34,7 @@ def read_forecast(artifact: Artifact) -> Stored:
             path, "identity", "was fitted on another artifact; fit it again or remove it"
         )
     out = {}
-    config = DenseConfig.from_json(artifact.manifest.config)
+    config = DecoderConfig.from_json(artifact.manifest.config)
     for layer in {int(name.split(".")[1]) for name in tensors if _is_name(name)}:
         codes, exponents = (tensors.pop(f"layers.{layer}.{part}", None) for part in _PARTS)
         shape = (artifact.records[0].num_experts, config.hidden_size)

@@ -18,7 +18,7 @@ from headrace.artifact.parts import Index, Layout, Part, float_part
 from headrace.artifact.sources import Consumed, ConvertOptions, Source, natural, number_text
 from headrace.artifact.tensorfile import forget_pages, mappings
 from headrace.errors import FileError, UnsupportedError
-from headrace.models.config import DenseConfig, ExpertsConfig
+from headrace.models.config import DecoderConfig, ExpertsConfig
 from headrace.models.families import Family, family
 from headrace.text.gguf_vocab import build_tokenizer_json, special_ids
 
@@ -65,7 +65,7 @@ def _special(path: Path, metadata: Mapping[str, Any]) -> TokenizerInfo:
 
 def _config(
     path: Path, arch: str, traits: Family, metadata: Consumed, file: GGUFFile
-) -> DenseConfig:
+) -> DecoderConfig:
     def key(name: str) -> str:
         return f"{arch}.{name}"
 
@@ -81,7 +81,7 @@ def _config(
     metadata[key("eps")] = float(str(np.float32(eps))) if isinstance(eps, float) else eps
     ffn_size = natural(path, metadata, key("feed_forward_length"))
     experts = _experts(path, arch, traits, metadata, ffn_size)
-    config = DenseConfig(
+    config = DecoderConfig(
         vocab_size=natural(path, metadata, key("vocab_size"), len(tokens)),
         hidden_size=hidden,
         num_layers=natural(path, metadata, key("block_count")),

@@ -7,11 +7,11 @@ from pathlib import Path
 from headrace.artifact.naming import HF_FAMILIES, HF_HARMLESS
 from headrace.artifact.sources import Consumed, natural, number_text
 from headrace.errors import FileError, UnsupportedError
-from headrace.models.config import MAX_LAYERS, DenseConfig, ExpertsConfig, Llama3Scaling
+from headrace.models.config import MAX_LAYERS, DecoderConfig, ExpertsConfig, Llama3Scaling
 from headrace.models.families import family
 
 
-def read_config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
+def read_config(path: Path, model_type: str, data: Consumed) -> DecoderConfig:
     """The configuration. Raises FileError or UnsupportedError that names the key."""
     traits = family(HF_FAMILIES[model_type])
     heads, hidden = natural(path, data, "num_attention_heads"), natural(path, data, "hidden_size")
@@ -25,7 +25,7 @@ def read_config(path: Path, model_type: str, data: Consumed) -> DenseConfig:
     experts = _experts(path, model_type, data, num_layers) if traits.experts else None
     # Families with experts differ in what they take where nothing is said: there it must be.
     eps, theta = (None, None) if traits.experts else (1e-6, 10000.0)
-    config = DenseConfig(
+    config = DecoderConfig(
         vocab_size=natural(path, data, "vocab_size"),
         hidden_size=hidden,
         num_layers=num_layers,

@@ -21,7 +21,7 @@ from headrace.artifact.tensorfile import Place
 from headrace.errors import FileError
 from headrace.kernels.layout import field_view
 from headrace.kernels.program import ExpertLayout, FieldSpan, WeightSpans
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 
 RECORD_ALIGNMENT = 4096  # of a record, in the file and in memory
 EXPERTS_PREFIX = "experts-"  # of the names of files that hold records and nothing else
@@ -64,7 +64,7 @@ def layer_layout(manifest: Manifest, layer: int) -> ExpertLayout:
 
 
 def find_records(
-    path: Path, manifest: Manifest, config: DenseConfig, places: Mapping[str, tuple[Path, Place]]
+    path: Path, manifest: Manifest, config: DecoderConfig, places: Mapping[str, tuple[Path, Place]]
 ) -> tuple[LayerRecords, ...]:
     """The records of every layer that has experts; only places are looked at. Raises FileError.
 

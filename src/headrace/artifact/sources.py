@@ -14,7 +14,7 @@ from headrace.artifact.manifest import TokenizerInfo
 from headrace.artifact.naming import Names
 from headrace.artifact.parts import Part
 from headrace.errors import FileError, InputError, UnsupportedError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 
 Float = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class Source:
     path: Path
     kind: str
     family: str
-    config: DenseConfig
+    config: DecoderConfig
     names: Names
     tensors: Tensors
     interleaved: bool

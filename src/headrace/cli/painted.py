@@ -23,7 +23,7 @@ from headrace.arith.numbers import (
     sigmoid_table,
 )
 from headrace.kernels.program import PAGE_TOKENS, Backend, Batch, Program
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
 
 PERIOD = 251
@@ -36,18 +36,18 @@ class Case:
     """A painted model: its name, configuration, and weight format."""
 
     name: str
-    config: DenseConfig
+    config: DecoderConfig
     format: str
     group: int
 
 
-def _config(**changes: Any) -> DenseConfig:
+def _config(**changes: Any) -> DecoderConfig:
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB, "hidden_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
         "head_dim": 32, "ffn_size": 200, "context": CONTEXT, "norm_eps": "1e-5",
         "rope_theta": "10000", "tied": True,
     }  # fmt: skip
-    return DenseConfig(**{**sizes, **changes})
+    return DecoderConfig(**{**sizes, **changes})
 
 
 CASES = (

@@ -31,7 +31,7 @@ from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
 from headrace.kernels.select import native_module, select
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
 from headrace.models.families import family
 from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
@@ -70,7 +70,7 @@ class Engine:
     ) -> None:
         """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
         in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
-        self.config = DenseConfig.from_json(artifact.manifest.config)
+        self.config = DecoderConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
         self.context = self._context(max_context)

@@ -64,9 +64,6 @@ class ExpertStore:
         """Whether every file is read with O_DIRECT."""
         return all(file.direct for file in self._files.values())
 
-    def record_bytes(self, layer: int) -> int:
-        return self._records[layer].layout.nbytes
-
     def read(
         self, layer: int, placed: Sequence[tuple[int, int]], *, prefetch: bool = False
     ) -> None:

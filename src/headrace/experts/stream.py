@@ -56,10 +56,6 @@ class StreamStats:
     seconds_waited: float = 0.0
 
     @property
-    def hit_rate(self) -> float:
-        return self.hits / max(self.hits + self.misses, 1)
-
-    @property
     def forecast_agreement(self) -> float:
         return self.forecast_right / max(self.forecast, 1)
 

@@ -228,7 +228,7 @@ Op = (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes that every operation shares. ffn_rows and ffn_width are the widest MLP's, padded as in DenseConfig."""
+    """Sizes that every operation shares. ffn_rows and ffn_width are the widest MLP's, padded as in DecoderConfig."""
 
     hidden: int
     num_layers: int

@@ -13,7 +13,7 @@ from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
 from headrace.memory.plan import plan
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import model_shape
 
 TEXT_FACTOR = 16  # a tokenizer in memory beside its file
@@ -42,7 +42,7 @@ def model_facts(source: Path | Manifest | Artifact, *, threads: int) -> ModelFac
     """Facts of an artifact (or its directory, or its manifest) for that many kernel threads."""
     place, manifest = _manifest(source)
     try:
-        config = DenseConfig.from_json(manifest.config)
+        config = DecoderConfig.from_json(manifest.config)
     except InputError as error:
         raise FileError(place, "config", error.message) from None
     shape = model_shape(config, manifest.fraction_bits)

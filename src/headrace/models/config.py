@@ -1,4 +1,4 @@
-"""The typed configuration of a dense decoder and its checks. Knows no file format and no kernels."""
+"""The typed configuration of a decoder and its checks. Knows no file format and no kernels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def padded_width(ffn_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class DenseConfig:
+class DecoderConfig:
     """A decoder of the llama kind. Decimal numbers are text, so that no float rounds them.
 
     `rope_factors` are explicit per-frequency divisors (a GGUF's rope_freqs), as decimal text.
@@ -183,7 +183,7 @@ class DenseConfig:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> DenseConfig:
+    def from_json(cls, data: Mapping[str, object]) -> DecoderConfig:
         """Typed reading: a missing, extra or mistyped key is refused by name."""
         fields = dict(data)
         scaling = fields.get("rope_scaling")

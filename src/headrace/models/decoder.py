@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.arith import numbers
 from headrace.errors import InputError
 from headrace.kernels import program as p
-from headrace.models.config import DenseConfig, ExpertsConfig, padded_rows, padded_width
+from headrace.models.config import DecoderConfig, ExpertsConfig, padded_rows, padded_width
 
 Layouts = Mapping[int, p.ExpertLayout]
 Tensors = Mapping[str, NDArray[Any]]
@@ -24,7 +24,7 @@ Formats = Mapping[str, Mapping[str, Any]]
 
 
 def build_program(
-    config: DenseConfig,
+    config: DecoderConfig,
     formats: Formats,
     tensors: Tensors,
     fraction_bits: int,
@@ -43,7 +43,7 @@ def build_program(
     ).program()
 
 
-def model_shape(c: DenseConfig, fraction_bits: int) -> p.ModelShape:
+def model_shape(c: DecoderConfig, fraction_bits: int) -> p.ModelShape:
     """The sizes of a configuration."""
     widest = max(c.ffn_size, c.experts.shared_ffn_size if c.experts else 0)
     return p.ModelShape(
@@ -91,7 +91,7 @@ def _epsilon(text: str, fraction_bits: int) -> tuple[int, int]:
 class _Builder:
     def __init__(
         self,
-        config: DenseConfig,
+        config: DecoderConfig,
         formats: Formats,
         tensors: Tensors,
         fraction_bits: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import InputError, UnsupportedError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Family:
     dense_layers: bool = False
     normalise: bool | None = None
 
-    def check(self, config: DenseConfig) -> None:
+    def check(self, config: DecoderConfig) -> None:
         """Refuse a configuration that this family does not have. Raises InputError."""
         for key in ("qkv_bias", "qk_norm", "qk_norm_whole"):
             if getattr(config, key) != getattr(self, key):

@@ -7,10 +7,10 @@ from dataclasses import asdict
 import pytest
 
 from headrace.errors import InputError
-from headrace.models.config import DenseConfig
+from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
 
-GOOD = DenseConfig(
+GOOD = DecoderConfig(
     vocab_size=272,
     hidden_size=64,
     num_layers=2,
@@ -25,8 +25,8 @@ GOOD = DenseConfig(
 )
 
 
-def with_eps(text: str) -> DenseConfig:
-    return DenseConfig.from_json({**asdict(GOOD), "norm_eps": text})
+def with_eps(text: str) -> DecoderConfig:
+    return DecoderConfig.from_json({**asdict(GOOD), "norm_eps": text})
 
 
 @pytest.mark.parametrize("text", ["1e-19", "1e-05", "0.5", "0.999999999999999999999"])
