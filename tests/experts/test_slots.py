@@ -66,6 +66,27 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.slots.memory[slot] = mark(layer, expert)
             self.pool.slots.state[slot] = outcome
 
+    @rule(layer=st.integers(0, LAYERS - 1), expert=st.integers(0, EXPERTS - 1), data=st.data())
+    def adopt(self, layer: int, expert: int, data: st.DataObject) -> None:
+        """What a sweep has read into one of its slots stays."""
+        if self.pool.resident(layer, expert):
+            return
+        slot = data.draw(st.sampled_from(sorted(self.pool.sweep_slots)))
+        pinned = self.pick(data, (READY, FAILED, READING))
+        possible = self.pool.evictable(pinned)
+        self.pool.slots.memory[slot] = mark(layer, expert)
+        self.pool.slots.state[slot] = READY
+        given = self.pool.adopt(layer, expert, slot, pinned)
+        assert (given is None) == (possible == 0)
+        if given is None:
+            self.pool.slots.state[slot] = EMPTY
+            return
+        assert given not in pinned
+        assert given in self.pool.sweep_slots
+        assert slot not in self.pool.sweep_slots
+        self.held = {key: s for key, s in self.held.items() if s != given}
+        self.held[layer, expert] = slot
+
     @rule(data=st.data())
     def use(self, data: st.DataObject) -> None:
         self.pool.slots.used[list(self.pick(data, (READY,)))] = 1

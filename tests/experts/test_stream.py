@@ -12,7 +12,7 @@ import pytest
 from experts.disk import BLOCK, GAP, painted, write
 from headrace.errors import ExpertReadError
 from headrace.experts.stream import ExpertStream, StreamOptions
-from headrace.experts.sweep import hottest
+from headrace.experts.sweep import LayerExperts, hottest
 from headrace.experts.trace import RouteHeader, RouteRecorder, read_routes
 from headrace.kernels.program import EMPTY, FAILED, READING, READY
 
@@ -118,7 +118,7 @@ def test_resizes_and_sweeps_in_between(tmp_path: Path, native: Any, seed: int) -
             case 1:
                 seen: list[int] = []
                 admit = chosen[: int(rng.integers(0, 3))]
-                for experts, slots, last in stream.sweep(layer, chosen, admit):
+                for experts, slots, last in stream.sweep(LayerExperts(layer, chosen), admit):
                     assert_whole(stream, layer, experts, slots)
                     seen += experts.tolist()
                     assert last == (len(seen) == len(chosen))
@@ -209,7 +209,7 @@ def test_a_pool_shrinks_while_it_is_read_into(tmp_path: Path, native: Any) -> No
 # ---- sweeps -----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_takes_residents_first_and_leaves_the_pool_as_it_was(
+def test_a_sweep_takes_what_the_pool_holds_and_leaves_it_as_it_was(
     tmp_path: Path, native: Any
 ) -> None:
     stream = make_stream(tmp_path, native, slots=4, sweep_slots=6)
@@ -218,23 +218,82 @@ def test_a_sweep_takes_residents_first_and_leaves_the_pool_as_it_was(
     stream.wait(1)
     table = stream.slots.table.copy()
     parts = []
-    for experts, slots, last in stream.sweep(0, [0, 1, 2, 4, 5, 6, 7]):
+    for experts, slots, last in stream.sweep(LayerExperts(0, [0, 1, 2, 4, 5, 6, 7])):
         assert_whole(stream, 0, experts, slots)
         parts.append((experts.tolist(), last))
-    assert parts == [([5, 6], False), ([0, 1, 2], False), ([4, 7], True)]
+    assert sorted(e for part, _ in parts for e in part) == [0, 1, 2, 4, 5, 6, 7]
+    assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
     assert np.array_equal(stream.slots.table, table)
     assert (stream.stats.swept, stream.stats.swept_hits) == (5, 2)
-    assert [(e.tolist(), last) for e, _, last in stream.sweep(1, [1, 3])] == [([1, 3], True)]
-    assert list(stream.sweep(2, [])) == []
+    assert [(e.tolist(), last) for e, _, last in stream.sweep(LayerExperts(1, [1, 3]))] == [
+        ([1, 3], True)
+    ]
+    assert list(stream.sweep(LayerExperts(2, []))) == []
     assert_pool_whole(stream)
     stream.close()
+
+
+def test_what_follows_is_read_while_a_layer_is_computed(tmp_path: Path, native: Any) -> None:
+    stream = make_stream(tmp_path, native, slots=4, sweep_slots=4)
+    for layer in range(LAYERS):
+        following = LayerExperts(layer + 1, range(EXPERTS)) if layer + 1 < LAYERS else None
+        seen: list[int] = []
+        for experts, slots, last in stream.sweep(
+            LayerExperts(layer, range(EXPERTS)), [2], following
+        ):
+            stream.store.lanes.drain()  # what follows may not have landed on what is computed
+            assert_whole(stream, layer, experts, slots)
+            seen += experts.tolist()
+            assert last == (len(seen) == EXPERTS)
+        assert sorted(seen) == list(range(EXPERTS))
+        assert stream.pool.resident(layer, 2)
+        stream.store.lanes.drain()
+        assert (READY in stream.slots.state[list(stream.pool.sweep_slots)]) == bool(following)
+    stats = stream.stats
+    assert (stats.swept, stats.bytes_read) == (ALL, sum(EXPERTS * size for size in SIZES))
+    assert stats.bytes_wasted == 0
+    stream.end_step()
+    assert_pool_whole(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize("then", [[0, 7], [5], []])
+def test_what_followed_in_vain_is_forgotten(tmp_path: Path, native: Any, then: list[int]) -> None:
+    stream = make_stream(tmp_path, native, slots=4, sweep_slots=4)
+    list(stream.sweep(LayerExperts(0, [1, 2]), (), LayerExperts(1, range(EXPERTS))))
+    stream.store.lanes.drain()
+    parts = [
+        e.tolist() for e, _, _ in stream.sweep(LayerExperts(1, then), (), LayerExperts(2, [3]))
+    ]
+    assert sorted(e for part in parts for e in part) == then
+    assert stream.stats.bytes_wasted == SIZES[1] * len(set(range(4)) - set(then))
+    stream.end_step()
+    assert_pool_whole(stream)
+    for experts, slots, _ in stream.sweep(LayerExperts(3, [0, 1, 2, 3, 4])):
+        assert_whole(stream, 3, experts, slots)
+    stream.close()
+
+
+def test_a_following_layer_that_cannot_be_read_fails_when_it_comes(damaged: Any) -> None:
+    stream, mend = damaged
+    list(stream.sweep(LayerExperts(2, [1, 2]), (), LayerExperts(3, [6, 7])))
+    with pytest.raises(ExpertReadError, match="layer 3, expert 6"):
+        list(stream.sweep(LayerExperts(3, [6])))
+    assert_pool_whole(stream)
+    mend()
+    for experts, slots, _ in stream.sweep(LayerExperts(3, [6, 7])):
+        assert_whole(stream, 3, experts, slots)
 
 
 def test_the_admitted_stay(tmp_path: Path, native: Any) -> None:
     stream = make_stream(tmp_path, native, slots=4, sweep_slots=4)
     for slots in (4, 2):
         stream.resize(slots)
-        seen = [e for experts, _, _ in stream.sweep(2, range(EXPERTS), [6, 1, 3]) for e in experts]
+        seen = [
+            e
+            for experts, _, _ in stream.sweep(LayerExperts(2, range(EXPERTS)), [6, 1, 3])
+            for e in experts
+        ]
         assert sorted(seen) == list(range(EXPERTS))
         resident = [e for e in range(EXPERTS) if stream.pool.resident(2, e)]
         assert len(resident) == min(slots, 3)
@@ -252,7 +311,7 @@ def test_what_is_admitted_takes_no_slot_of_the_same_sweep(
         if resident is not None:
             stream.supply(1, np.array([[resident]]))
             stream.end_step()
-        for experts, slots, _ in stream.sweep(1, range(EXPERTS), admit):
+        for experts, slots, _ in stream.sweep(LayerExperts(1, range(EXPERTS)), admit):
             stream.store.lanes.drain()  # what the next part needs may be anywhere by now
             assert_whole(stream, 1, experts, slots)
         assert stream.pool.resident(1, min(admit) if resident is None else resident)
@@ -261,14 +320,14 @@ def test_what_is_admitted_takes_no_slot_of_the_same_sweep(
 
 def test_a_sweep_that_is_left_early_leaves_nothing_in_flight(tmp_path: Path, native: Any) -> None:
     stream = make_stream(tmp_path, native, slots=4, sweep_slots=2, num_lanes=1)
-    sweep = stream.sweep(0, range(EXPERTS), [0, 7])
+    sweep = stream.sweep(LayerExperts(0, range(EXPERTS)), [0, 7])
     next(sweep)
     sweep.close()  # type: ignore[attr-defined]
     assert READING not in stream.slots.state
     assert_pool_whole(stream)
-    assert sorted(e for es, _, _ in stream.sweep(0, range(EXPERTS)) for e in es) == list(
-        range(EXPERTS)
-    )
+    assert sorted(
+        e for es, _, _ in stream.sweep(LayerExperts(0, range(EXPERTS))) for e in es
+    ) == list(range(EXPERTS))
     stream.close()
 
 
@@ -326,11 +385,11 @@ def test_a_forecast_that_fails_is_tried_again_when_it_is_needed(damaged: Any) ->
 def test_a_sweep_that_fails_leaves_nothing_half_filled(damaged: Any) -> None:
     stream, mend = damaged
     with pytest.raises(ExpertReadError, match="layer 3, expert 6"):
-        list(stream.sweep(3, range(EXPERTS), [0, 6]))
+        list(stream.sweep(LayerExperts(3, range(EXPERTS)), [0, 6]))
     assert not stream.pool.resident(3, 6)
     assert_pool_whole(stream)
     mend()
-    for experts, slots, _ in stream.sweep(3, range(EXPERTS), [0, 6]):
+    for experts, slots, _ in stream.sweep(LayerExperts(3, range(EXPERTS)), [0, 6]):
         assert_whole(stream, 3, experts, slots)
     assert stream.pool.resident(3, 6)
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CancelledError, ExpertReadError
 from headrace.experts.stream import ExpertStream
-from headrace.experts.sweep import hottest
+from headrace.experts.sweep import LayerExperts, hottest
 from headrace.kernels import program as p
 from headrace.values import ExpertStats
 
 PROMPT_ROWS = 16  # rows of decode that a pass of a prompt counts for
 SWEEP_ROWS = 32  # passes of more rows sweep; they would flush what decode uses
+USES_EACH = 4  # uses of each expert, were all used alike, from which on a pass is taken to need all of a layer
 
 Observer = Callable[[p.Route, NDArray[np.int32]], None]  # a Route, and X i32[rows, hidden] at it
 
@@ -39,6 +41,7 @@ class Mixture:
         self._runner = runner
         self.stream = stream
         self._experts = {op.layer: i for i, op in enumerate(self._ops) if isinstance(op, p.Experts)}
+        self._next = dict(pairwise(self._experts))  # layer with experts to the one after it
         runner.bind_slots(stream.slots)
         runner.set_lookahead(stream.options.reserve > 0)
         runner.set_watched(stream.recorder is not None)
@@ -88,7 +91,7 @@ class Mixture:
         s = self.stream.stats
         return ExpertStats(
             uses=self._runner.expert_uses(),
-            reads=s.reads,
+            reads=s.reads + s.swept,
             bytes_read=s.bytes_read,
             bytes_wasted=s.bytes_wasted,
             seconds_waited=self._runner.seconds_waited() + s.seconds_waited,
@@ -131,6 +134,16 @@ class Mixture:
         rows = np.bincount(chosen.ravel(), minlength=num_experts)[wanted]
         self.stream.pool.credit(route.layer, wanted, rows * PROMPT_ROWS // len(chosen))
         self._runner.run(at, index, batch, cache)
-        for experts, slots, last in self.stream.sweep(route.layer, wanted, staying):
+        following = self._following(route.layer, chosen.size)
+        now = LayerExperts(route.layer, wanted)
+        for experts, slots, last in self.stream.sweep(now, staying, following):
             self._runner.run_experts(index, experts, slots, last)
         return index + 1
+
+    def _following(self, layer: int, uses: int) -> LayerExperts | None:
+        """What the next layer will need, if this one's uses of experts are so many that it is all of them."""
+        num_experts = self.stream.slots.table.shape[1]
+        after = self._next.get(layer)
+        if after is None or uses < USES_EACH * num_experts:
+            return None
+        return LayerExperts(after, range(num_experts))

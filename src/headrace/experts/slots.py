@@ -28,7 +28,7 @@ HALF_LIFE = 16  # uses, times the number of experts, after which a use counts ha
 
 
 class SlotPool:
-    """`max_slots` slots at most, `slots` of them open, and after those `sweep_slots` that the pool does not manage.
+    """`max_slots` slots at most, `slots` of them open, and `sweep_slots` more that belong to the sweep (`adopt`).
 
     A slot holds the largest record of `records`. Used by one thread; kernels and lanes share `self.slots`.
     """
@@ -46,8 +46,8 @@ class SlotPool:
             raise ValueError(f"{slots} slots of at most {max_slots}")
         self.slot_bytes = max(r.layout.nbytes for r in records)
         self.max_slots = max_slots
-        self.sweep_slots = range(max_slots, max_slots + sweep_slots)
         total = max_slots + sweep_slots
+        self.sweep_slots = set(range(max_slots, total))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, max(total, 1) * self.slot_bytes, flags=flags)
         memory = np.frombuffer(self._map, np.uint8, total * self.slot_bytes)
@@ -58,17 +58,16 @@ class SlotPool:
             used=np.zeros(total, np.uint8),
         )
         self._nbytes = {r.layer: r.layout.nbytes for r in records}
-        self.layer = np.full(
-            max_slots, -1, np.int32
-        )  # of the expert in a slot; -1: the slot is free
-        self.expert = np.full(max_slots, -1, np.int32)
-        self._open = np.zeros(max_slots, bool)
-        self._doomed = np.zeros(max_slots, bool)
-        self._touched = np.zeros(max_slots, bool)  # used since it was read
+        # Of the expert in a slot; -1: the slot is free, or the sweep's.
+        self.layer = np.full(total, -1, np.int32)
+        self.expert = np.full(total, -1, np.int32)
+        self._open = np.zeros(total, bool)
+        self._doomed = np.zeros(total, bool)
+        self._touched = np.zeros(total, bool)  # used since it was read
         self._uses = np.zeros((num_layers, num_experts), np.int32)  # of every expert, fading
         self._new_uses = 0
         self._hand = 0
-        self.bytes_wasted = 0  # of doomed experts that were evicted unused
+        self.bytes_wasted = 0  # of experts that were read and not used
         self._advise(_NO_HUGE_PAGES, 0, total)
         self._advise(_HUGE_PAGES, max_slots, sweep_slots)
         self._open_slots(slots)
@@ -111,6 +110,27 @@ class SlotPool:
             self.slots.used[slot], self._touched[slot] = 0, False
         return claimed
 
+    def adopt(self, layer: int, expert: int, slot: int, pinned: Collection[int]) -> int | None:
+        """Keep an expert that a sweep has read and used: its slot becomes one of the pool, which gives up another.
+
+        Returns the other slot, which is the sweep's from now on; None where all that are open are `pinned` or READING.
+        """
+        given = np.flatnonzero(self._open & (self.layer < 0))[:1].tolist() or self._victims(
+            1, pinned
+        )
+        if not given:
+            return None
+        other: int = given[0]
+        if self.layer[other] >= 0:
+            self.free(other)
+        self._open[other], self._open[slot] = False, True
+        self.sweep_slots.remove(slot)
+        self.sweep_slots.add(other)
+        self.layer[slot], self.expert[slot] = layer, expert
+        self.slots.table[layer, expert] = slot
+        self.slots.used[slot], self._touched[slot] = 0, True
+        return other
+
     def was_used(self, slot: int) -> bool:
         """Whether a kernel has used the expert in a slot since it was read."""
         return bool(self._touched[slot] or self.slots.used[slot])
@@ -119,13 +139,17 @@ class SlotPool:
         """Uses of experts of a layer that no slot has counted."""
         self._uses[layer, list(experts)] += uses
 
+    def waste(self, layer: int) -> None:
+        """Count an expert of a layer that was read in vain."""
+        self.bytes_wasted += self._nbytes[layer]
+
     def free(self, slot: int) -> None:
         """Forget what is in a slot that nothing reads into or from."""
         layer = int(self.layer[slot])
         assert layer >= 0
         assert self.slots.state[slot] != READING
         if self._doomed[slot] and not self.was_used(slot) and self.slots.state[slot] != EMPTY:
-            self.bytes_wasted += self._nbytes[layer]
+            self.waste(layer)
         self._uses[layer, self.expert[slot]] += self.slots.used[slot]
         self.slots.table[layer, self.expert[slot]] = -1
         self.layer[slot] = self.expert[slot] = -1
@@ -163,7 +187,9 @@ class SlotPool:
 
     def _open_slots(self, count: int) -> None:
         """Open the first `count` of the closed slots."""
-        opening = np.flatnonzero(~self._open)[:count]
+        closed = ~self._open
+        closed[list(self.sweep_slots)] = False
+        opening = np.flatnonzero(closed)[:count]
         self._open[opening] = True
         for run in np.split(opening, np.flatnonzero(np.diff(opening) > 1) + 1):
             if len(run):
@@ -177,9 +203,8 @@ class SlotPool:
 
     def _candidates(self, pinned: Collection[int]) -> NDArray[np.bool_]:
         """Slots whose expert may be evicted, bool[max_slots]."""
-        reading = self.slots.state[: self.max_slots] == READING
-        may: NDArray[np.bool_] = self._open & (self.layer >= 0) & ~reading
-        may[[s for s in pinned if s < self.max_slots]] = False
+        may: NDArray[np.bool_] = self._open & (self.layer >= 0) & (self.slots.state != READING)
+        may[list(pinned)] = False
         return may
 
     def _victims(self, count: int, pinned: Collection[int]) -> list[int]:
@@ -198,17 +223,18 @@ class SlotPool:
         self._learn()
         slots = np.flatnonzero(may)
         uses = self._uses[self.layer[slots], self.expert[slots]].astype(np.int64)
-        keys = uses * self.max_slots + (slots - self._hand) % self.max_slots
+        total = len(self._open)
+        keys = uses * total + (slots - self._hand) % total
         order = np.argsort(keys) if count >= len(keys) else np.argpartition(keys, count - 1)
         victims: list[int] = slots[np.sort(order[:count])].tolist()
         if victims:
-            self._hand = (victims[-1] + 1) % self.max_slots
+            self._hand = (victims[-1] + 1) % total
         return victims
 
     def _learn(self) -> None:
         """Add the uses since the last call to what is remembered, which fades."""
-        used = self.slots.used[: self.max_slots]
-        now = np.flatnonzero(used)
+        used = self.slots.used
+        now = np.flatnonzero(used * (self.layer >= 0))
         self._uses[self.layer[now], self.expert[now]] += used[now]
         self._new_uses += int(used[now].sum())
         self._touched[now] = True

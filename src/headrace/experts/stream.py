@@ -6,7 +6,6 @@ Nothing here can change a token: the caller's router decides, and a kernel compu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.artifact.records import LayerRecords
 from headrace.experts.slots import SlotPool
 from headrace.experts.store import NUM_LANES, PIECE_BYTES, ExpertStore
-from headrace.experts.sweep import Part, Sweep
+from headrace.experts.sweep import LayerExperts, Part, Sweep
 from headrace.experts.trace import RouteRecorder
 from headrace.kernels.program import FAILED, READING, ExpertSlots
 
@@ -24,12 +23,12 @@ from headrace.kernels.program import FAILED, READING, ExpertSlots
 @dataclass(frozen=True)
 class StreamOptions:
     """Sizes of a stream. slots, max_slots: of the pool now and at most. reserve: slots that unconfirmed forecasts may
-    take. sweep_slots: memory of prefill beside the pool, two waves of half of them each."""
+    take. sweep_slots: memory that prefill passes through, beside the pool."""
 
     slots: int
     max_slots: int
     reserve: int = 0
-    sweep_slots: int = 2
+    sweep_slots: int = 4
     num_lanes: int = NUM_LANES
     piece_bytes: int = PIECE_BYTES
     direct: bool = True
@@ -39,8 +38,8 @@ class StreamOptions:
 class StreamStats:
     """Counts since the stream was made.
 
-    hits, misses: experts of decode steps that had a slot, and not. swept: experts that prefill read; swept_hits: that
-    it found in the pool. reads: experts that were read, for whatever reason. forecast: experts chosen by layers that
+    hits, misses: experts of decode steps that had a slot, and not. reads: experts that were read into the pool. swept:
+    experts that prefill read; swept_hits: that it found in the pool. forecast: experts chosen by layers that
     had a forecast; forecast_right: those of it.
     """
 
@@ -52,7 +51,7 @@ class StreamStats:
     forecast: int = 0
     forecast_right: int = 0
     bytes_read: int = 0
-    bytes_wasted: int = 0  # read for a forecast and evicted unused
+    bytes_wasted: int = 0  # read ahead and not used
     seconds_waited: float = 0.0
 
     @property
@@ -81,8 +80,8 @@ class ExpertStream:
         native: Any = None,
         recorder: RouteRecorder | None = None,
     ) -> None:
-        if options.sweep_slots < 2:
-            raise ValueError("a sweep takes at least 2 slots")
+        if options.sweep_slots < 1:
+            raise ValueError("a sweep takes a slot at least")
         self.options = options
         self.recorder = recorder
         self.pool = SlotPool(
@@ -96,6 +95,7 @@ class ExpertStream:
             native=native,
             direct=options.direct,
         )
+        self._sweep = Sweep(self.pool, self.store)
         self._stats = StreamStats()
         self._forecasts = _Forecasts()
         self._pinned: set[int] = set()  # slots of the layer that was supplied last
@@ -171,24 +171,24 @@ class ExpertStream:
     def end_step(self) -> None:
         """No kernel uses a slot until the next `supply`."""
         self._pinned = set()
+        self._sweep.drop()
 
     def sweep(
-        self, layer: int, experts: Sequence[int], admit: Sequence[int] = ()
+        self,
+        now: LayerExperts,
+        admit: Sequence[int] = (),
+        following: LayerExperts | None = None,
     ) -> Iterator[Part]:
-        """Parts of a layer's experts (ascending) for `Runner.run_experts`, all READY: those of the pool first.
+        """Parts of a layer's experts for `Runner.run_experts`, all READY.
 
-        The pool stays as it is but for `admit`: those are read into it, where that makes room. The slots of a part
-        are valid until the next one is asked for. Raises ExpertReadError.
+        The pool stays as it is but for `admit`: those stay in it, where there is room. following: what the next layer
+        will probably need; reads for it begin once those of this one have. The slots of a part are valid until the
+        next one is asked for. Raises ExpertReadError.
         """
-        self._free_failed(layer)
-        one = Sweep(self.pool, self.store, layer, experts, set(admit), self._kept())
+        self._free_failed(now.layer)
         try:
-            with closing(one.parts()) as parts:
-                yield from parts
+            yield from self._sweep.parts(now, set(admit), self._kept(), following)
         finally:
-            self._stats.swept_hits += one.found
-            self._stats.swept += one.read
-            self._stats.reads += one.read
             self._forget_lost()
 
     def resize(self, slots: int) -> int:
@@ -203,6 +203,7 @@ class ExpertStream:
     @property
     def stats(self) -> StreamStats:
         lanes = self.store.lanes
+        self._stats.swept, self._stats.swept_hits = self._sweep.read, self._sweep.found
         self._stats.bytes_read = lanes.bytes_read()
         self._stats.bytes_wasted = self.pool.bytes_wasted
         self._stats.seconds_waited = lanes.nanoseconds_waited() / 1e9
@@ -238,7 +239,9 @@ class ExpertStream:
         return self._pinned | set(self._forecasts.slots)
 
     def _reading(self) -> list[int]:
-        out: list[int] = np.flatnonzero(self.slots.state[: self.pool.max_slots] == READING).tolist()
+        out: list[int] = np.flatnonzero(
+            (self.slots.state == READING) & (self.pool.layer >= 0)
+        ).tolist()
         return out
 
     def _settle(self, slot: int) -> None:

@@ -18,7 +18,7 @@ WINDOW_STEP = 256  # of windows below the base
 CHUNKS = (512, 256, 128, 64, 32, 16)  # rows of a prefill pass
 SWEEP_ROWS = 256  # a pass of this size reads experts once for many tokens: kept before context
 LOOKAHEAD_SPARE = 2  # forecasts beyond top_k, so that one wrong guess evicts no right one
-SWEEP_BYTES = 8_000_000  # of each of the two halves through which a prefill sweeps
+SWEEP_BYTES = 16_000_000  # through which a prefill sweeps: what a disk reads while a layer attends
 
 
 def margin(target: int) -> int:
@@ -51,10 +51,10 @@ def windows(context: int) -> Iterator[int]:
 
 
 def sweep_slots(facts: ModelFacts) -> int:
-    """Slots of a prefill's sweep: two halves, each as many experts as keep a disk busy."""
+    """Slots of a prefill's sweep: one is read while another is computed, and as many as keep a disk busy."""
     if not facts.num_slots:
         return 0
-    return 2 * min(facts.num_experts, max(1, SWEEP_BYTES // facts.expert_slot_bytes))
+    return min(2 * facts.num_experts, max(2, SWEEP_BYTES // facts.expert_slot_bytes))
 
 
 @dataclass(frozen=True)
