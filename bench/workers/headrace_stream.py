@@ -36,6 +36,7 @@ class HeadraceStream(Engine):
             chunk=plan.chunk_rows,
             experts=options,
         )
+        self._engine.warm()
         self.vocab = self._engine.config.vocab_size
         self._sequence = self._engine.new_sequence()
         self._about = {

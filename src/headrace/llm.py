@@ -112,6 +112,7 @@ class LLM:
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
+        self.engine.warm()
         self._governor = _governor(self.plan, self.engine)
         self._timeline = self.engine.new_sequence()
         self._turn = threading.Lock()

@@ -206,6 +206,58 @@ def test_a_pool_shrinks_while_it_is_read_into(tmp_path: Path, native: Any) -> No
     stream.close()
 
 
+# ---- warming up -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [RESERVE, 13, ALL])
+def test_free_slots_are_filled_with_a_share_of_every_layer(
+    tmp_path: Path, native: Any, slots: int
+) -> None:
+    reserve = 0 if slots == ALL else RESERVE
+    stream = make_stream(tmp_path, native, slots=slots, reserve=reserve)
+    stream.warm()
+    assert_pool_whole(stream)
+    shares = (stream.slots.table >= 0).sum(axis=1)
+    assert shares.sum() == slots - reserve == stream.stats.warmed
+    assert shares.max() - shares.min() <= 1
+    stream.warm()
+    assert stream.stats.warmed == slots - reserve
+    stream.close()
+
+
+@pytest.mark.parametrize("slots", [TOP_K + RESERVE, ALL // 2])
+def test_what_is_needed_comes_before_what_warms_up(tmp_path: Path, native: Any, slots: int) -> None:
+    stream = make_stream(tmp_path, native, slots=slots, num_lanes=1, sweep_slots=3)
+    for _ in range(4):
+        stream.warm()
+        for layer in range(LAYERS):
+            stream.supply(layer, np.array([[7, 6, 5]]))
+            if layer + 1 < LAYERS:
+                stream.prefetch(layer + 1, [7, 6])
+            use(stream, layer, [7, 6, 5])
+        stream.end_step()
+        stream.warm()
+        for experts, slots_, _ in stream.sweep(LayerExperts(2, range(EXPERTS)), [0]):
+            assert_whole(stream, 2, experts, slots_)
+        stream.resize(TOP_K)
+        stream.resize(slots)
+    assert_pool_whole(stream)
+    stream.close()
+
+
+def test_warming_up_forgives_what_cannot_be_read(damaged: Any) -> None:
+    stream, mend = damaged
+    stream.resize(ALL)
+    stream.warm()
+    stream.store.lanes.drain()
+    stream.supply(2, np.array([[6, 7]]))
+    use(stream, 2, [6, 7])
+    mend()
+    stream.supply(3, np.array([[5, 6, 7]]))
+    use(stream, 3, [5, 6, 7])
+    assert_pool_whole(stream)
+
+
 # ---- sweeps -----------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,13 @@ def mappings(arrays: Iterable[NDArray[Any]]) -> tuple[mmap.mmap, ...]:
     return tuple(found.values())
 
 
+def expect_pages(maps: Iterable[mmap.mmap]) -> None:
+    """Begin to read mapped files into the page cache; returns at once."""
+    for mapped in maps:
+        if hasattr(mmap, "MADV_WILLNEED"):
+            mapped.madvise(mmap.MADV_WILLNEED)
+
+
 def forget_pages(maps: Iterable[mmap.mmap]) -> None:
     """Drop mapped pages from this process; a later read maps them again."""
     for mapped in maps:

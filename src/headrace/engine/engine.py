@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
+from headrace.artifact.tensorfile import expect_pages, mappings
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sampler import Sampler
@@ -91,6 +92,7 @@ class Engine:
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
         self._marks = _marks(self._program, self.backend.name)
+        self._mapped = mappings(artifact.tensors.values())
         self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
@@ -112,6 +114,12 @@ class Engine:
         self._runner.close()
         if self._mixture is not None:
             self._mixture.stream.close()
+
+    def warm(self) -> None:
+        """Begin to read what the first pass will need: dense weights, and experts into free slots. Returns at once."""
+        expect_pages(self._mapped)
+        if self._mixture is not None:
+            self._mixture.stream.warm()
 
     @property
     def mixture(self) -> Mixture | None:

@@ -76,6 +76,11 @@ class SlotPool:
     def num_open(self) -> int:
         return int(self._open.sum())
 
+    @property
+    def num_free(self) -> int:
+        """Open slots without an expert."""
+        return int((self._open & (self.layer < 0)).sum())
+
     def slot(self, layer: int, expert: int) -> int:
         """The slot of an expert, whatever its state; -1 where it has none."""
         return int(self.slots.table[layer, expert])

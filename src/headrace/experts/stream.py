@@ -38,11 +38,13 @@ class StreamOptions:
 class StreamStats:
     """Counts since the stream was made.
 
-    hits, misses: experts of decode steps that had a slot, and not. reads: experts that were read into the pool. swept:
-    experts that prefill read; swept_hits: that it found in the pool. forecast: experts chosen by layers that
-    had a forecast; forecast_right: those of it.
+    warmed: experts that were to be read before they were asked for. hits, misses: experts of decode steps that had a
+    slot, and not. reads: experts that were read for those and for forecasts. swept: experts that prefill read;
+    swept_hits: that it found in the pool. forecast: experts chosen by layers that had a forecast; forecast_right:
+    those of it.
     """
 
+    warmed: int = 0
     hits: int = 0
     misses: int = 0
     reads: int = 0
@@ -51,7 +53,7 @@ class StreamStats:
     forecast: int = 0
     forecast_right: int = 0
     bytes_read: int = 0
-    bytes_wasted: int = 0  # read ahead and not used
+    bytes_wasted: int = 0  # read for a forecast, or a next layer of a sweep, and not used
     seconds_waited: float = 0.0
 
     @property
@@ -83,6 +85,7 @@ class ExpertStream:
         if options.sweep_slots < 1:
             raise ValueError("a sweep takes a slot at least")
         self.options = options
+        self._layers = {r.layer: r.num_experts for r in records}
         self.recorder = recorder
         self.pool = SlotPool(
             records, num_layers, num_experts, options.max_slots, options.slots, options.sweep_slots
@@ -99,6 +102,7 @@ class ExpertStream:
         self._stats = StreamStats()
         self._forecasts = _Forecasts()
         self._pinned: set[int] = set()  # slots of the layer that was supplied last
+        self._warming: set[int] = set()  # slots that `warm` reads into
 
     @property
     def slots(self) -> ExpertSlots:
@@ -108,6 +112,21 @@ class ExpertStream:
     def capacity(self) -> int:
         """How many experts of one layer `supply` takes; a layer that needs more is swept."""
         return self.pool.num_open
+
+    def warm(self) -> None:
+        """Begin to read experts into slots that are free, of each layer as many; returns at once.
+
+        They are read when nothing else is to be read, and leave room for forecasts.
+        """
+        left = len(self._layers)
+        for layer, num_experts in self._layers.items():
+            room = self.pool.num_free - self.options.reserve
+            missing = [e for e in range(num_experts) if not self.pool.resident(layer, e)]
+            claimed = self.pool.claim(layer, missing[: max(0, -(-room // left))], self._kept())
+            self._warming.update(slot for _, slot in claimed)
+            self._stats.warmed += len(claimed)
+            self.store.read(layer, claimed, prefetch=True)
+            left -= 1
 
     def supply(
         self,
@@ -246,6 +265,7 @@ class ExpertStream:
 
     def _settle(self, slot: int) -> None:
         """End the read into a slot: forget it if it has not begun, else wait for it."""
+        self._warming.discard(slot)
         if self.store.lanes.cancel(slot):
             self.pool.free(slot)
             self._forecasts.slots.pop(slot, None)
@@ -256,7 +276,9 @@ class ExpertStream:
 
     def _guesses(self) -> int:
         """Slots that forecasts hold, with those of wrong ones that are still being read."""
-        return len(set(self._forecasts.slots) | (set(self._reading()) - self._pinned))
+        reading = set(self._reading())
+        self._warming &= reading
+        return len(set(self._forecasts.slots) | (reading - self._pinned - self._warming))
 
     def _judge(self, layer: int, wanted: list[int]) -> None:
         """The layer's choice is known: confirm what was foretold rightly, give up what was not."""

@@ -81,6 +81,8 @@ class Sweep:
         todo = deque((now.layer, e) for e in missing if e not in queued)
         if following is not None:
             todo.extend((following.layer, e) for e in self._missing(following))
+        for _, slot in held:
+            self._store.lanes.promote(slot)
         self.found += len(held)
         left = len(missing)
         try:
