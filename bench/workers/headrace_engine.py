@@ -16,8 +16,8 @@ from bench.workers.protocol import Config, Engine, main, painted_tokens
 from headrace.arith.sampling import Draw, Logits
 from headrace.artifact.container import open_artifact
 from headrace.engine import engine as engine_module
-from headrace.engine.engine import Work
 from headrace.engine.sampler import Sampler
+from headrace.engine.sequence import Work
 from headrace.kernels import program as p
 from headrace.values import SamplingParams
 

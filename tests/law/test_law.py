@@ -13,7 +13,8 @@ import pytest
 
 import tiny
 from headrace.artifact.container import Artifact
-from headrace.engine.engine import Engine, Work
+from headrace.engine.engine import Engine
+from headrace.engine.sequence import Work
 from headrace.experts.stream import StreamOptions
 from headrace.kernels.select import TIERS, unavailable
 from headrace.values import SamplingParams

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.artifact.container import open_artifact
-from headrace.engine.engine import Engine, Work
+from headrace.engine.engine import Engine
+from headrace.engine.sequence import Work
 from headrace.kernels.select import TIERS, unavailable
 
 PROMPT = [(7919 * i * i + 13 * i) % 49000 for i in range(520)]

@@ -19,8 +19,9 @@ from headrace import locate
 from headrace.artifact.container import open_artifact
 from headrace.cli import progress
 from headrace.cli.stats import peak_memory_bytes
-from headrace.engine.engine import Engine, Work
+from headrace.engine.engine import Engine
 from headrace.engine.sampler import Sampler
+from headrace.engine.sequence import Work
 from headrace.errors import HeadraceError, InputError
 from headrace.llm import DEFAULT_MODEL
 from headrace.values import SamplingParams

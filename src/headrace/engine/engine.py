@@ -6,12 +6,9 @@ of (artifact, token ids, sampling parameters, seed), whatever the chunking, the 
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +20,11 @@ from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
+from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
-from headrace.engine.sampler import Sampler
-from headrace.engine.sequence import Sequence
-from headrace.errors import CancelledError, ContextError, InputError
+from headrace.engine.sequence import Sequence, Work
+from headrace.errors import ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
@@ -35,22 +32,9 @@ from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
 from headrace.models.families import family
-from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
+from headrace.values import ExpertStats, GenerationStats, SamplingParams, Token
 
 DEFAULT_CHUNK = 512  # rows of one pass; any other value gives the same logits
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted.
-
-    more: further tokens of the same prompt follow in the next pass.
-    """
-
-    sequence: Sequence
-    tokens: Tokens[int]
-    all_logits: bool = False
-    more: bool = False
 
 
 class Engine:
@@ -190,7 +174,7 @@ class Engine:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
         if not tokens:
             raise InputError("there are no tokens to read")
-        for part, more in self._chunks(tokens):
+        for part, more in self.chunks(tokens):
             logits = self.forward([Work(sequence, part, more=more)])
         last: NDArray[np.int32] = logits[0]
         return last
@@ -209,7 +193,7 @@ class Engine:
             sequence.release()
         return np.concatenate(parts)
 
-    def _chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
+    def chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
         """Tokens in passes, each with whether more follow."""
         for at in range(0, len(tokens), self._chunk):
             yield tokens[at : at + self._chunk], at + self._chunk < len(tokens)
@@ -245,7 +229,7 @@ class Engine:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
-        return _Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
+        return Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
@@ -304,107 +288,6 @@ def _batch(work: Tokens[Work]) -> Batch:
         page_tables=tuple(item.sequence.page_table() for item in work),
         logit_rows=np.array(wanted, np.int32),
     )
-
-
-class _Generation:
-    """The state of one generation: its sequence, its picker, its clock and its fingerprint."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: list[int],
-        params: SamplingParams,
-        cancel: Callable[[], bool],
-        kept: Sequence | None,
-    ) -> None:
-        self._engine = engine
-        self._kept = kept
-        self._reused = 0
-        self._prompt = prompt
-        self._cancel = cancel
-        room = engine.context - len(prompt)
-        self._limit = min(params.max_tokens or room, room)
-        self._seed = secrets.randbits(64) if params.seed is None else params.seed
-        self._reported_seed = params.seed if params.greedy else self._seed
-        vocab = engine.config.vocab_size
-        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
-        self._sampler.observe(prompt)
-        self._hash = hashlib.sha256()
-        self._before = engine.saturations()
-        self._experts_before = engine.expert_stats()
-        self._times = [time.perf_counter()] * 2
-        self._count = 0
-
-    def run(self) -> Generator[Token, None, None]:
-        sequence = self._engine.new_sequence() if self._kept is None else self._kept
-        reason: FinishReason = "cancelled"
-        try:
-            unread = self._sync(sequence)
-            while not self._cancel():
-                token = self._next(sequence, unread)
-                if token is None:
-                    break
-                yield token
-                if token.id in self._engine.end_tokens or self._count >= self._limit:
-                    reason = "stop" if token.id in self._engine.end_tokens else "length"
-                    break
-                unread = [token.id]
-        finally:
-            held = len(sequence)
-            if self._kept is None:
-                sequence.release()
-            self._engine.stats = self._stats(reason, held)
-
-    def _sync(self, sequence: Sequence) -> list[int]:
-        """What is left to read: at least the last token, because its logits are wanted."""
-        last = self._prompt[-1:]
-        unread = sequence.sync(self._prompt[:-1]) + last
-        self._reused = len(sequence)
-        return unread
-
-    def _next(self, sequence: Sequence, unread: list[int]) -> Token | None:
-        """Read what is unread, in chunks that a cancellation can stop, and pick."""
-        for number, (part, more) in enumerate(self._engine._chunks(unread)):
-            if number and self._cancel():
-                return None
-            try:
-                logits = self._engine.forward([Work(sequence, part, more=more)], self._cancel)[0]
-            except CancelledError:
-                return None
-        self._hash.update(logits.data)
-        token = Token(self._sampler.pick(logits, len(sequence)), len(sequence))
-        self._count += 1
-        if self._count == 1:
-            self._times[1] = time.perf_counter()
-        return token
-
-    def _stats(self, reason: FinishReason, held: int) -> GenerationStats:
-        """held: tokens that the sequence held at the end."""
-        start, first = self._times
-        now = time.perf_counter()
-        if not self._count:  # cancelled before the first token: all of it was prefill
-            first = now
-        after = self._engine.saturations()
-        return GenerationStats(
-            prompt_tokens=len(self._prompt),
-            reused_tokens=self._reused,
-            new_tokens=self._count,
-            prefill_seconds=first - start,
-            decode_seconds=now - first,
-            unread_tokens=max(len(self._prompt) - held, 0),
-            seed=self._reported_seed,
-            fingerprint=self._hash.hexdigest()[:32],
-            finish_reason=reason,
-            saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
-            experts=_difference(self._engine.expert_stats(), self._experts_before),
-        )
-
-
-def _difference(after: ExpertStats | None, before: ExpertStats | None) -> ExpertStats | None:
-    if after is None or before is None:
-        return None
-    then = asdict(before)
-    return ExpertStats(**{name: value - then[name] for name, value in asdict(after).items()})
 
 
 def _within(program: Program, context: int) -> Program:

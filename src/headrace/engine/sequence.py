@@ -7,6 +7,7 @@ and values depend on the tokens up to it alone.
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,3 +73,16 @@ class Sequence:
 
     def release(self) -> None:
         self.rewind(0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted.
+
+    more: further tokens of the same prompt follow in the next pass.
+    """
+
+    sequence: Sequence
+    tokens: Tokens[int]
+    all_logits: bool = False
+    more: bool = False
