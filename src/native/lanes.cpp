@@ -1,6 +1,7 @@
 #include "lanes.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include <stdexcept>
 
 namespace headrace {
+
+constexpr int kStalls = 100;  // short reads that brought nothing new, until the file counts as unreadable
 
 Lanes::Lanes(uint8_t* memory, uint8_t* state, int num_slots, int64_t slot_bytes, int num_lanes, int64_t piece_bytes,
              int retries)
@@ -26,13 +29,20 @@ Lanes::~Lanes() { close(); }
 void Lanes::submit(int fd, int64_t nbytes, const std::vector<Run>& runs, bool drop, bool prefetch) {
   int wake;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    expect(nbytes, runs);
-    Queue& queue = prefetch ? prefetch_ : demand_;
-    const size_t before = queue.size();
+    std::vector<Piece> pieces;
     for (const Run& run : runs)
       for (int64_t at = 0; at < nbytes * int64_t(run.slots.size()); at += piece_bytes_)
-        queue.push_back(make_piece(fd, nbytes, run, at, drop));
+        pieces.push_back(make_piece(fd, nbytes, run, at, drop));
+    std::lock_guard<std::mutex> lock(mutex_);
+    Queue& queue = prefetch ? prefetch_ : demand_;
+    const size_t before = queue.size();
+    queue.insert(queue.end(), pieces.begin(), pieces.end());
+    try {
+      expect(nbytes, runs);
+    } catch (...) {
+      queue.erase(queue.begin() + ptrdiff_t(before), queue.end());
+      throw;
+    }
     if (stop_) {
       for (const Piece& piece : queue) finish(piece, {ECANCELED, piece.offset});
       queue.clear();
@@ -111,7 +121,7 @@ int Lanes::wait(int slot) {
   std::unique_lock<std::mutex> lock(mutex_);
   promote_locked(slot);
   if (waiting_++ == 0) waiting_since_ = Clock::now();
-  done_.wait(lock, [&] { return (now = state(slot)) != kReading; });
+  done_.wait(lock, [&] { return (now = state(slot)) != kReading || slots_[slot].missing == 0; });
   if (--waiting_ == 0)
     nanoseconds_waited_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - waiting_since_).count();
   return now;
@@ -197,6 +207,7 @@ ReadFailure Lanes::read(const Piece& piece) {
 
 ReadFailure Lanes::read_once(const Piece& piece) {
   int64_t done = 0, reached = 0;  // a file that ends inside a block is seen by going back and reaching no further
+  int stalls = 0;                 // as is a read that stops short
   std::vector<iovec> left;
   while (done < piece.nbytes) {
     if (stop_) return {ECANCELED, piece.offset + done};
@@ -217,7 +228,13 @@ ReadFailure Lanes::read_once(const Piece& piece) {
     }
     if (n < 0) return {errno, piece.offset + done};
     done += n;
-    if (done <= reached) return {0, piece.offset + reached};
+    if (done <= reached) {
+      struct stat file;
+      if (fstat(piece.fd, &file) != 0 || file.st_size <= piece.offset + reached) return {0, piece.offset + reached};
+      if (++stalls > kStalls) return {EIO, piece.offset + reached};
+      done = done / kSector * kSector;
+      continue;
+    }
     bytes_read_ += done - reached;
     reached = done;
   }

@@ -52,7 +52,8 @@ class Lanes {
   // Forgets a read of this slot alone and sets it to kEmpty, unless a lane is at it or was the last one: then false.
   bool cancel(int slot);
 
-  // What becomes of a slot that is kReading: kReady or kFailed; any other state at once. What waits in the queue as a prefetch is promoted. Any number of threads may wait.
+  // What becomes of a slot that is kReading: kReady or kFailed; any other state at once, and kReading where nothing
+  // reads into it. What waits in the queue as a prefetch is promoted. Any number of threads may wait.
   int wait(int slot);
 
   // Waits until nothing is queued or being read.

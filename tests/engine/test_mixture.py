@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
-from headrace.errors import ExpertReadError, InputError
+from headrace.errors import ExpertReadError, FileError, InputError
 from headrace.experts.stream import StreamOptions
 from headrace.kernels.program import READY
 from headrace.llm import LLM
@@ -31,6 +33,19 @@ def artifact(tiny_artifact: Callable[[str], Artifact], tmp_path: Path) -> Artifa
     return open_artifact(shutil.copytree(tiny_artifact("mixtral").path, tmp_path / "mixtral"))
 
 
+def instead(fd: int, path: Path) -> Callable[[], None]:
+    """Let a descriptor lead to another file; returns what undoes it."""
+    kept, other = os.dup(fd), os.open(path, os.O_RDONLY)
+    os.dup2(other, fd)
+    os.close(other)
+
+    def undo() -> None:
+        os.dup2(kept, fd)
+        os.close(kept)
+
+    return undo
+
+
 def tokens(engine: Engine) -> list[int]:
     return [token.id for token in engine.generate(PROMPT, SAMPLED)]
 
@@ -41,20 +56,21 @@ def test_a_failed_read_ends_only_its_request(artifact: Artifact, kernels: str) -
     whole = file.read_bytes()
     with Engine(artifact, kernels=kernels, max_context=256, experts=SMALL) as engine:
         wanted = tokens(engine)
-        os.truncate(file, artifact.records[1].offset)  # layer 1 is gone
+        stream = engine.experts
+        assert stream is not None
+        short = file.with_name("short")
+        short.write_bytes(whole[: artifact.records[1].offset])
+        mend = instead(stream.store._files[file].fd, short)  # layer 1 is gone
         with pytest.raises(ExpertReadError, match=rf"layer 1, expert \d+: .*{file.name}") as found:
             [tokens(engine) for _ in range(4)]
         assert found.value.layer == 1
-        stream = engine.experts
-        assert stream is not None
         for layer, expert in zip(*(stream.slots.table >= 0).nonzero(), strict=True):
             assert stream.slots.state[stream.slots.table[layer, expert]] == READY
             record = artifact.records[int(layer)]
             at = record.offset + int(expert) * record.layout.nbytes
             slot = stream.slots.memory[stream.slots.table[layer, expert]]
             assert slot[: record.layout.nbytes].tobytes() == whole[at : at + record.layout.nbytes]
-        with file.open("r+b") as target:
-            target.write(whole)
+        mend()
         assert tokens(engine) == wanted
 
 
@@ -117,3 +133,107 @@ def test_a_dense_model_has_no_routes(
 ) -> None:
     with pytest.raises(InputError, match="no experts"):
         Engine(tiny_artifact("llama"), trace_routes=tmp_path / "routes")
+
+
+# ---- interrupts -------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the `at`-th line that the stream of experts runs, as a signal would."""
+
+    PLACES = (os.path.join("headrace", "experts", ""), os.path.join("engine", "mixture.py"))
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
+        if not any(place in frame.f_code.co_filename for place in self.PLACES):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.parametrize("kernels", ["portable", "reference"])
+def test_an_interrupt_at_any_moment_leaves_an_engine_that_answers(
+    tiny_artifact: Callable[[str], Artifact], kernels: str
+) -> None:
+    options = StreamOptions(slots=6, max_slots=8, reserve=2, sweep_slots=3, num_lanes=2)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=3)
+    artifact = tiny_artifact("mixtral")
+    with Engine(artifact, kernels=kernels, max_context=256, experts=options) as engine:
+        wanted = [t.id for t in engine.generate(PROMPT, params)]
+        interrupted = 0
+        for at in [*range(1, 60, 3), *range(60, 6000, 211)]:
+            try:
+                with Interrupt(at):
+                    found = [t.id for t in engine.generate(PROMPT, params)]
+                assert found == wanted
+            except KeyboardInterrupt:
+                interrupted += 1
+            if at % 2:
+                assert engine.experts is not None
+                engine.experts.resize(5 + at % 4)
+            assert [t.id for t in engine.generate(PROMPT, params)] == wanted
+        assert interrupted > 20
+
+
+# ---- files that change under a loaded model -----------------------------------------------------------
+
+
+def test_a_file_that_is_written_to_is_no_answer(artifact: Artifact) -> None:
+    file = artifact.records[0].path
+    whole = file.read_bytes()
+    with Engine(artifact, kernels="portable", max_context=256, experts=SMALL) as engine:
+        wanted = tokens(engine)
+        steps = engine.generate(PROMPT, SAMPLED)
+        found = [next(steps).id for _ in range(3)]
+        with file.open("r+b") as target:
+            target.write(bytes(byte ^ 1 for byte in whole))
+        with pytest.raises(FileError, match="was changed while the model is loaded"):
+            found += [token.id for token in steps]
+        assert found == wanted[:3]
+        with pytest.raises(FileError):
+            tokens(engine)
+        with file.open("r+b") as target:
+            target.write(whole)
+        assert tokens(engine) == wanted
+
+
+def test_new_names_and_modes_of_a_file_are_no_change(artifact: Artifact) -> None:
+    file = artifact.records[0].path
+    with Engine(artifact, kernels="portable", max_context=256, experts=SMALL) as engine:
+        wanted = tokens(engine)
+        steps = engine.generate(PROMPT, SAMPLED)
+        found = [next(steps).id]
+        file.chmod(0o600)
+        found.append(next(steps).id)
+        file.unlink()
+        assert found + [token.id for token in steps] == wanted
+
+
+def test_dense_weights_that_are_written_to_are_no_answer(
+    tiny_artifact: Callable[[str], Artifact], tmp_path: Path
+) -> None:
+    copy = open_artifact(shutil.copytree(tiny_artifact("llama").path, tmp_path / "llama"))
+    (file,) = [copy.path / name for name in copy.manifest.files if name.endswith(".safetensors")]
+    whole = file.read_bytes()
+    with Engine(copy, kernels="portable", max_context=256) as engine:
+        wanted = tokens(engine)
+        with file.open("r+b") as target:
+            target.seek(len(whole) // 2)
+            target.write(b"other bytes")
+        with pytest.raises(FileError, match="was changed while the model is loaded"):
+            tokens(engine)
+        with file.open("r+b") as target:
+            target.write(whole)
+        assert tokens(engine) == wanted

@@ -1,7 +1,8 @@
-"""Which files of an artifact were hashed already, as the file system knew them then.
+"""Whether the files of an artifact are what its manifest says: which were hashed already, and which changed since.
 
-The record lies in the home folder, outside the artifact. A file counts as hashed while its device, inode, size, time
-of writing and time of change are those of the record. Where the record cannot be kept, files are hashed every time.
+The record of what was hashed lies in the home folder, outside the artifact. A file counts as hashed while its device,
+inode, size, time of writing and time of change are those of the record. Where the record cannot be kept, files are
+hashed every time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace import config
+from headrace.errors import FileError
 
 FOLDER = "verified"
 MAX_RECORDS = 512  # of artifacts; the oldest go first
@@ -22,6 +25,7 @@ _CHUNK = 8 << 20
 _TICK_NS = 100_000_000  # two writes within a tick of the file system's clock have one time
 
 Facts = list[int]
+_TIME_OF_CHANGE = 4  # of the facts the last one; a new name or mode changes it too
 
 
 def hashed_facts(path: Path, *, release: bool = False) -> tuple[str, Facts | None]:
@@ -29,22 +33,76 @@ def hashed_facts(path: Path, *, release: bool = False) -> tuple[str, Facts | Non
 
     release: drop its pages from the page cache, for files that are not read through it.
     """
-    digest, began = hashlib.sha256(), time.time_ns()
     with path.open("rb", buffering=0) as file:
-        before = facts(os.fstat(file.fileno()))
-        at = 0
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            if release:
-                os.posix_fadvise(file.fileno(), at, len(chunk), os.POSIX_FADV_DONTNEED)
-            at += len(chunk)
-        after = os.fstat(file.fileno())
+        return _hash(file.fileno(), release=release)
+
+
+def _hash(fd: int, *, release: bool) -> tuple[str, Facts | None]:
+    digest, began = hashlib.sha256(), time.time_ns()
+    before = facts(os.fstat(fd))
+    at = 0
+    while chunk := os.pread(fd, _CHUNK, at):
+        digest.update(chunk)
+        if release:
+            os.posix_fadvise(fd, at, len(chunk), os.POSIX_FADV_DONTNEED)
+        at += len(chunk)
+    after = os.fstat(fd)
     settled = facts(after) == before and began - after.st_ctime_ns > _TICK_NS
     return digest.hexdigest(), before if settled else None
 
 
 def facts(stat: os.stat_result) -> Facts:
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+class Watch:
+    """The files of a loaded artifact, kept open: what is written into them must not become an answer.
+
+    files: each with its SHA-256. Raises OSError.
+    """
+
+    def __init__(self, files: Mapping[Path, str]) -> None:
+        self._files: list[tuple[Path, int, str]] = []
+        try:
+            for path, sha256 in files.items():
+                self._files.append((path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), sha256))
+            self._known = [facts(os.fstat(fd)) for _, fd, _ in self._files]
+        except BaseException:
+            self.close()
+            raise
+
+    def changed(self) -> bool:
+        """Whether the system says that any file was changed since they were opened, or verified."""
+        return any(
+            facts(os.fstat(fd)) != known
+            for (_, fd, _), known in zip(self._files, self._known, strict=True)
+        )
+
+    def verify(self) -> bool:
+        """Hash what was changed; whether any file was written to. Raises FileError for one that is another now."""
+        written = False
+        for i, (path, fd, sha256) in enumerate(self._files):
+            before = self._known[i]
+            if facts(os.fstat(fd)) == before:
+                continue
+            now = None
+            while now is None:  # written to at this moment
+                digest, now = _hash(fd, release=True)
+                if digest != sha256:
+                    cause = "the file was changed while the model is loaded"
+                    raise FileError(
+                        path, "sha256", cause, hint="restore it, or load the model again"
+                    )
+                if now is None:
+                    time.sleep(_TICK_NS / 1e9)
+            self._known[i] = now
+            written = written or now[:_TIME_OF_CHANGE] != before[:_TIME_OF_CHANGE]
+        return written
+
+    def close(self) -> None:
+        for _, fd, _ in self._files:
+            os.close(fd)
+        self._files = []
 
 
 class Record:

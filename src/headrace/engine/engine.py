@@ -20,11 +20,12 @@ from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
+from headrace.artifact.verified import Watch
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
 from headrace.engine.sequence import Sequence, Work
-from headrace.errors import ContextError, InputError
+from headrace.errors import ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
@@ -75,8 +76,10 @@ class Engine:
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self._path = artifact.path
         self._marks = _marks(self._program, self.backend.name)
         self._mapped = mappings(artifact.tensors.values())
+        self._watch = _watch(artifact)
         self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * num_sequences
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
@@ -96,6 +99,7 @@ class Engine:
 
     def close(self) -> None:
         self._runner.close()
+        self._watch.close()
         if self._mixture is not None:
             self._mixture.stream.close()
 
@@ -153,22 +157,28 @@ class Engine:
         """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
 
         The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
-        raises CancelledError then, and the sequences are as before.
+        raises CancelledError then, and the sequences are as before. So they are when FileError is raised: a file of
+        the model was changed, and what was computed from it is no answer.
         """
         for item in work:
             item.sequence.reserve(len(item.tokens))
         batch = _batch(work)
         self._check(batch)
-        if self._mixture is None:
-            for begin, end in pairwise((0, *self._marks)):
-                check_cancelled(cancel if begin else None)
-                self._runner.run(begin, end, batch, self._cache)
-        else:
-            last = not any(item.more for item in work)
-            self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
+        if self._watch.changed() and self._watch.verify() and self._mixture is not None:
+            self._mixture.stream.forget()
+        self._run(batch, not any(item.more for item in work), cancel)
+        if self._watch.changed() and self._watch.verify():
+            raise FileError(self._path, "weights", "were written to during a pass")
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
+
+    def _run(self, batch: Batch, last: bool, cancel: Callable[[], bool] | None) -> None:
+        if self._mixture is not None:
+            return self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
+        for begin, end in pairwise((0, *self._marks)):
+            check_cancelled(cancel if begin else None)
+            self._runner.run(begin, end, batch, self._cache)
 
     def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
@@ -256,6 +266,15 @@ class Engine:
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
+
+
+def _watch(artifact: Artifact) -> Watch:
+    """Over the files that weights lie in. Raises FileError."""
+    files = artifact.manifest.files.items()
+    try:
+        return Watch({artifact.path / n: f.sha256 for n, f in files if n.endswith(".safetensors")})
+    except OSError as error:
+        raise FileError(artifact.path, "open", str(error)) from None
 
 
 def _marks(program: Program, backend: str) -> tuple[int, ...]:

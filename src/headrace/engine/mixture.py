@@ -62,6 +62,7 @@ class Mixture:
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
         at, size = 0, len(self._ops)
+        self.stream.begin_step()
         try:
             while at < size:
                 check_cancelled(cancel if at else None)
@@ -70,10 +71,13 @@ class Mixture:
                 if at < end:
                     at = self._serve(at, batch, cache, admit)
         except ExpertReadError as error:
+            self.stream.end_step()
             self.stream.check(error.layer)  # knows the cause
             raise
-        finally:
+        except CancelledError:
             self.stream.end_step()
+            raise
+        self.stream.end_step()
 
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from headrace.kernels.program import EMPTY, FAILED, READING, READY, ExpertSlots
 
 BLOCK = 4096  # reads with O_DIRECT begin at multiples of it
+STALLS = 100  # short reads that brought nothing new, until the file counts as unreadable
 
 Run = tuple[
     int, Sequence[int]
@@ -41,7 +42,10 @@ class Lanes(Protocol):
         """Forget the read of one record into this slot, which becomes EMPTY; False while a lane is at it."""
 
     def wait(self, slot: int, /) -> int:
-        """What becomes of a READING slot: READY or FAILED; any other state at once. Promotes it."""
+        """What becomes of a READING slot: READY or FAILED. Promotes it.
+
+        Any other state at once, and READING where nothing reads into it.
+        """
 
     def drain(self) -> None:
         """Wait until nothing is queued or being read."""
@@ -180,7 +184,7 @@ class PythonLanes:
             if self._waiting == 0:
                 self._waiting_since = time.monotonic_ns()
             self._waiting += 1
-            self._changed.wait_for(lambda: self._state[slot] != READING)
+            self._changed.wait_for(lambda: self._state[slot] != READING or not self._missing[slot])
             self._waiting -= 1
             if self._waiting == 0:
                 self._waited += time.monotonic_ns() - self._waiting_since
@@ -189,6 +193,7 @@ class PythonLanes:
     def drain(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self.pending() == 0)
+            self._missing = [0] * len(self._state)  # of a `submit` that was interrupted
 
     def failure(self, slot: int, /) -> tuple[int, int]:
         return self._failures[slot] or (0, 0)
@@ -254,9 +259,8 @@ class PythonLanes:
         return failure
 
     def _read_once(self, piece: _Piece) -> tuple[int, int] | None:
-        done = reached = (
-            0  # a file that ends inside a block is seen by going back and reaching no further
-        )
+        # A file that ends inside a block, or a read that stops short, is seen by going back and reaching no further.
+        done = reached = stalls = 0
         while done < piece.nbytes:
             if self._stop:
                 return errno.ECANCELED, piece.offset + done
@@ -269,7 +273,13 @@ class PythonLanes:
                 return error.errno or errno.EIO, piece.offset + done
             done += count
             if done <= reached:
-                return 0, piece.offset + reached
+                if os.fstat(piece.fd).st_size <= piece.offset + reached:
+                    return 0, piece.offset + reached
+                stalls += 1
+                if stalls > STALLS:
+                    return errno.EIO, piece.offset + reached
+                done -= done % BLOCK
+                continue
             with self._changed:
                 self._bytes_read += done - reached
             reached = done

@@ -169,6 +169,19 @@ class SlotPool:
         """The opposite of `doom`."""
         self._doomed[slot] = False
 
+    def reset(self) -> None:
+        """Forget every expert, whatever state the slots are in; nothing reads into them. As many are open as before."""
+        count, total = min(self.num_open, self.max_slots), len(self._open)
+        self.slots.table[:] = -1
+        self.slots.state[:], self.slots.used[:] = EMPTY, 0
+        self.layer[:] = self.expert[:] = -1
+        self._open[:] = self._doomed[:] = self._touched[:] = False
+        self.sweep_slots = set(range(self.max_slots, total))
+        self._advise(_NO_HUGE_PAGES, 0, total)
+        self._advise(mmap.MADV_DONTNEED, 0, total)
+        self._advise(_HUGE_PAGES, self.max_slots, total - self.max_slots)
+        self._open_slots(count)
+
     def resize(self, slots: int, pinned: Collection[int] = ()) -> int:
         """Open or close slots; what stays keeps its contents. Returns how many are open then.
 

@@ -103,6 +103,7 @@ class ExpertStream:
         self._forecasts = _Forecasts()
         self._pinned: set[int] = set()  # slots of the layer that was supplied last
         self._warming: set[int] = set()  # slots that `warm` reads into
+        self._in_step = False
 
     @property
     def slots(self) -> ExpertSlots:
@@ -127,6 +128,21 @@ class ExpertStream:
             self._stats.warmed += len(claimed)
             self.store.read(layer, claimed, prefetch=True)
             left -= 1
+
+    def begin_step(self) -> None:
+        """A pass begins. Where the one before never ended, an interrupt may have come at any moment: trust nothing."""
+        if self._in_step:
+            self.forget()
+        self._in_step = True
+
+    def forget(self) -> None:
+        """Between passes: nothing is in memory any more."""
+        self.store.lanes.drain()
+        self.pool.reset()
+        self._sweep.reset()
+        self._forecasts = _Forecasts()
+        self._pinned, self._warming = set(), set()
+        self._in_step = False
 
     def supply(
         self,
@@ -188,9 +204,10 @@ class ExpertStream:
             raise errors[0]
 
     def end_step(self) -> None:
-        """No kernel uses a slot until the next `supply`."""
+        """The pass has ended, well or with an error of the house: no kernel uses a slot until the next `supply`."""
         self._pinned = set()
         self._sweep.drop()
+        self._in_step = False
 
     def sweep(
         self,
@@ -212,6 +229,8 @@ class ExpertStream:
 
     def resize(self, slots: int) -> int:
         """Grow or shrink the pool, keeping the contents of what stays; returns how many slots it has then."""
+        if self._in_step:  # the last pass never ended
+            self.forget()
         if slots < self.pool.num_open:
             for slot in set(self._reading()) - self._pinned:
                 self._settle(slot)

@@ -104,6 +104,11 @@ class Sweep:
         """Forget what is queued; nothing is being read afterwards."""
         self._forget_all_but(-1, ())
 
+    def reset(self) -> None:
+        """Begin again with the pool's sweep slots, when nothing reads into them."""
+        self._queue.clear()
+        self._free = list(self._pool.sweep_slots)
+
     def _missing(self, one: LayerExperts) -> list[int]:
         return [e for e in one.experts if not self._pool.resident(one.layer, e)]
 
