@@ -16,6 +16,7 @@ from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 from headrace.kernels.layout import field_view
 from headrace.kernels.select import TIERS, select, unavailable
+from headrace.memory.facts import mixture_workspace
 from headrace.models.config import DecoderConfig, ExpertsConfig
 from headrace.models.decoder import build_program
 
@@ -277,6 +278,13 @@ def test_a_pass_that_ends_between_parts_leaves_no_sums(max_pairs: int) -> None:
     run.cache[:] = 0
     assert run.read(9) == expected
     assert run.read_in_parts(9, [[5, 4, 3], [2, 1, 0]]) == expected
+
+
+def test_memory_is_as_planned(model: Model, max_pairs: int) -> None:
+    for rows in (2, 5, 9, 40):
+        runner = Run(model, "portable", 2, rows).runner._runner  # type: ignore[attr-defined]
+        wanted = mixture_workspace(model.program.shape, max_pairs).nbytes(rows, 0)
+        assert runner.expert_bytes() == wanted
 
 
 def test_slots_in_any_order(model: Model, expected: bytes) -> None:
