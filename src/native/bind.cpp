@@ -49,7 +49,7 @@ class PyRunner {
  public:
   PyRunner(const std::string& tier, int threads, std::vector<int> shape, In<int32_t> low, In<int32_t> high,
            In<int32_t> sigmoid, In<int32_t> exp2_high, In<int32_t> exp2_low, std::tuple<int, int> attention, int capacity,
-           int logit_capacity)
+           int logit_capacity, int max_pairs)
       : hidden_(shape.at(0)), vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
     const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3),  shape.at(4),  shape.at(5), shape.at(6),
                        shape.at(7), shape.at(8), shape.at(9), shape.at(10), shape.at(11), shape.at(12)};
@@ -58,7 +58,8 @@ class PyRunner {
     page_bytes_ = size_t(s.num_layers) * s.num_kv_heads * kPageTiles * kv_tile_bytes(s.head_dim);
     const Tables tables{{low.data(), high.data()}, sigmoid.data(), {exp2_high.data(), exp2_low.data()}, max_positions_, std::get<0>(attention),
                         std::get<1>(attention)};
-    runner_ = std::make_unique<Runner>(tier_named(tier), threads, s, tables, capacity, logit_capacity);
+    require(max_pairs > 0, "there is no room for a pair");
+    runner_ = std::make_unique<Runner>(tier_named(tier), threads, s, tables, capacity, logit_capacity, max_pairs);
   }
 
   void embed(In<uint8_t> codes, In<int16_t> scales, MaybeI16 mins, In<int32_t> row, int n, int k, int bits, int group) {
@@ -173,6 +174,9 @@ class PyRunner {
     if (failed < 0) return std::nullopt;
     return std::tuple<int, int>{failed >> 16, failed & 0xFFFF};
   }
+
+  // Bytes that the experts' rows take.
+  size_t expert_bytes() const { return runner_->mixture() ? runner_->mixture()->nbytes() : 0; }
 
   // Nanoseconds, of all threads together, spent waiting for experts to be read.
   int64_t waited() const { return runner_->mixture() ? runner_->mixture()->waited_ns() : 0; }
@@ -358,6 +362,33 @@ void op_silu_mul(const std::string& tier, In<int32_t> gate, In<int32_t> up, In<i
                                      scratch.data());
 }
 
+// R14 in one call, or with groups of terms (one call each, empty ones included): outputs i32[count, k].
+int64_t op_mix(const std::string& tier, Out<int32_t> x, In<int32_t> outputs, In<int32_t> shares) {
+  std::vector<const int32_t*> rows;
+  for (size_t i = 0; i < shares.size(); ++i) rows.push_back(outputs.data() + i * x.size());
+  int64_t clipped = 0;
+  tier_named(tier).mix(x.data(), rows.data(), shares.data(), int(rows.size()), int(x.size()), &clipped);
+  return clipped;
+}
+
+int64_t op_mix_groups(const std::string& tier, Out<int32_t> x, In<int32_t> outputs, In<int32_t> shares,
+                      std::vector<int> counts) {
+  const Tier& t = tier_named(tier);
+  std::vector<int64_t> sums(x.size(), 77);  // the first call sets them
+  size_t at = 0;
+  int64_t clipped = 0;
+  bool first = true;
+  for (int count : counts) {
+    std::vector<const int32_t*> rows;
+    for (int i = 0; i < count; ++i) rows.push_back(outputs.data() + (at + size_t(i)) * x.size());
+    t.add_terms(sums.data(), rows.data(), shares.data() + at, count, int(x.size()), first);
+    first = false;
+    at += size_t(count);
+  }
+  t.add_sums(x.data(), sums.data(), int(x.size()), &clipped);
+  return clipped;
+}
+
 int64_t op_embed(const std::string& tier, In<uint8_t> codes, In<int16_t> scales, MaybeI16 mins, In<int32_t> row, int n,
                  int k, int bits, int group, int token, int fraction_bits, Out<int32_t> out) {
   int64_t clipped = 0;
@@ -383,7 +414,7 @@ int draw_token(In<T> logits, std::tuple<int64_t, int64_t, int64_t, int64_t, int6
 void bind_runner(nb::module_& m) {
   nb::class_<PyRunner>(m, "Runner")
       .def(nb::init<const std::string&, int, std::vector<int>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>,
-                    In<int32_t>, std::tuple<int, int>, int, int>())
+                    In<int32_t>, std::tuple<int, int>, int, int, int>())
       .def("embed", &PyRunner::embed, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a, "group"_a)
       .def("project", &PyRunner::project, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
            "group"_a, "target"_a, "bias"_a.none(), "residual"_a)
@@ -407,6 +438,7 @@ void bind_runner(nb::module_& m) {
       .def("routes", &PyRunner::routes)
       .def("run_experts", &PyRunner::run_experts)
       .def("failure", &PyRunner::failure)
+      .def("expert_bytes", &PyRunner::expert_bytes)
       .def("waited", &PyRunner::waited)
       .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
@@ -433,6 +465,8 @@ NB_MODULE(_native, m) {
   m.def("op_land", &op_land);
   m.def("op_attend", &op_attend);
   m.def("op_silu_mul", &op_silu_mul);
+  m.def("op_mix", &op_mix);
+  m.def("op_mix_groups", &op_mix_groups);
   m.def("op_embed", &op_embed, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
         "group"_a, "token"_a, "fraction_bits"_a, "out"_a);
 }

@@ -30,12 +30,13 @@ Mixture::Vectors::Vectors(int k, int rows)
       exponents(size_t(rows)) {}
 
 Mixture::Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, const int32_t* sigmoid, int num_threads,
-                 int capacity)
+                 int capacity, int max_pairs)
     : tier_(tier),
       shape_(shape),
       exp2_(exp2),
       sigmoid_(sigmoid),
       num_threads_(num_threads),
+      max_pairs_(std::min(size_t(capacity) * shape.top_k, size_t(max_pairs))),
       chosen_(size_t(capacity) * shape.top_k),
       shares_(chosen_.size()),
       gates_(size_t(capacity)),
@@ -43,10 +44,18 @@ Mixture::Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, 
       start_(size_t(shape.num_experts) + 1),
       place_(chosen_.size()),
       row_of_(chosen_.size()),
-      gathered_(shape.hidden, capacity == 1 ? 1 : int(chosen_.size())),
-      inner_(shape.expert_width, int(chosen_.size())),
-      wide_(chosen_.size() * 2 * size_t(shape.expert_rows)),
-      outputs_(chosen_.size() * size_t(shape.hidden)) {}
+      held_(size_t(shape.num_experts)),
+      gathered_(shape.hidden, capacity == 1 ? 1 : int(max_pairs_)),
+      inner_(shape.expert_width, int(max_pairs_)),
+      wide_(max_pairs_ * 2 * size_t(shape.expert_rows)),
+      outputs_(max_pairs_ * size_t(shape.hidden)),
+      sums_(max_pairs_ < chosen_.size() ? size_t(capacity) * shape.hidden : 0) {}
+
+size_t Mixture::nbytes() const {
+  const size_t pairs = chosen_.size() + shares_.size() + place_.size() + row_of_.size();
+  return 4 * (pairs + gates_.size() + wide_.size() + outputs_.size()) + gathered_.nbytes() + inner_.nbytes() +
+         8 * sums_.size();
+}
 
 // Ties go to the lower index, since a later expert must be strictly likelier to pass an earlier one.
 void Mixture::likeliest(const int32_t* logits, int32_t* chosen) const {
@@ -90,6 +99,8 @@ bool Mixture::group(int layer, int rows, int ahead) {
   start_[0] = 0;
   for (int i = 0; i < pairs; ++i) row_of_[place_[i]] = i / k;
   guessed_rows_ = ahead < 0 ? 0 : rows;
+  whole_ = size_t(pairs) <= max_pairs_;
+  groups_ = 0;  // the first will set the sums, whatever a pass that ended early has left in them
   return all_have_slots(layer, chosen_.data(), pairs) && all_have_slots(ahead, guessed_.data(), guessed_rows_ * k);
 }
 
@@ -104,13 +115,15 @@ void Mixture::take_all(int layer) {
   parts_.clear();
   const int32_t* table = slots_.table + ptrdiff_t(layer) * shape_.num_experts;
   for (int e = 0; e < shape_.num_experts; ++e) add_part(layer, e, table[e]);
-  finish_parts();
+  last_ = true;
+  group_begin_ = group_end_ = 0;
 }
 
-void Mixture::take(int layer, const int32_t* experts, const int32_t* slots, int count) {
+void Mixture::take(int layer, const int32_t* experts, const int32_t* slots, int count, bool last) {
   parts_.clear();
   for (int i = 0; i < count; ++i) add_part(layer, experts[i], slots[i]);
-  finish_parts();
+  last_ = last;
+  group_begin_ = group_end_ = 0;
 }
 
 void Mixture::add_part(int layer, int expert, int slot) {
@@ -123,42 +136,53 @@ void Mixture::add_part(int layer, int expert, int slot) {
   }
   slots_.used[slot] += slots_.used[slot] < 255;
   ++uses_;
-  parts_.push_back({expert, slot, first, count});
+  const int most = whole_ ? count : int(max_pairs_);
+  for (int at = 0; at < count; at += most) parts_.push_back({expert, slot, first + at, std::min(most, count - at)});
 }
 
-// Those that are there come first.
-void Mixture::finish_parts() {
-  std::stable_partition(parts_.begin(), parts_.end(),
+// Of what is left, experts that are there come first. An expert of more rows than fit is in as many groups.
+void Mixture::open_group() {
+  ++groups_;
+  group_begin_ = group_end_;
+  if (!whole_) std::fill(held_.begin(), held_.end(), Held{});
+  std::stable_partition(parts_.begin() + ptrdiff_t(group_begin_), parts_.end(),
                         [this](const Part& p) { return state_of(slots_.state + p.slot) == kReady; });
   chunks_.clear();
-  for (const Part& p : parts_)
-    for (int at = 0; at < p.count; at += kChunkRows) chunks_.push_back({p.first + at, std::min(kChunkRows, p.count - at)});
+  for (size_t pairs = 0; group_end_ < parts_.size(); ++group_end_) {
+    Part& p = parts_[group_end_];
+    if (!whole_ && pairs + size_t(p.count) > max_pairs_) break;
+    p.at = whole_ ? p.first : int(pairs);
+    pairs += size_t(p.count);
+    if (!whole_) held_[size_t(p.expert)] = {p.first, p.first + p.count, p.at};
+    for (int at = 0; at < p.count; at += kChunkRows) chunks_.push_back({p.at + at, std::min(kChunkRows, p.count - at)});
+  }
 }
 
 // Blocks of rows against blocks of tiles: with few rows enough of them for every thread, with many rows as many tiles
 // as fit a core's cache.
 int Mixture::open_projection(const WeightSpans& w) {
   units_.clear();
+  const Part *begin = parts_.data() + group_begin_, *end = parts_.data() + group_end_;
   const int tiles = divide_up(w.n, kTile);
   const size_t bytes = size_t(tiles) * kTile * w.k / 8 * w.bits;
   int blocks = 0;
-  for (const Part& p : parts_) blocks += divide_up(p.count, kUnitRows);
+  for (const Part* p = begin; p < end; ++p) blocks += divide_up(p->count, kUnitRows);
   int wanted = num_threads_ == 1 || blocks == 0 ? 1 : divide_up(4 * num_threads_, blocks);
-  for (const Part& p : parts_) {
-    if (p.count > kUnitRows) wanted = std::max(wanted, int((bytes + kUnitBytes - 1) / kUnitBytes));
+  for (const Part* p = begin; p < end; ++p) {
+    if (p->count > kUnitRows) wanted = std::max(wanted, int((bytes + kUnitBytes - 1) / kUnitBytes));
     const int each = divide_up(tiles, std::min(wanted, tiles));
     for (int tile = 0; tile < tiles; tile += each)
-      for (int at = 0; at < p.count; at += kUnitRows)
-        units_.push_back({p.slot, p.first + at, std::min(kUnitRows, p.count - at), tile, std::min(each, tiles - tile)});
+      for (int at = 0; at < p->count; at += kUnitRows)
+        units_.push_back({p->slot, p->at + at, std::min(kUnitRows, p->count - at), tile, std::min(each, tiles - tile)});
   }
   return int(units_.size());
 }
 
 void Mixture::gather(int unit, const Activations& x) {
-  const Part& p = parts_[size_t(unit)];
+  const Part& p = parts_[group_begin_ + size_t(unit)];
   const size_t k = size_t(shape_.hidden), blocks = k / kBlock;
-  for (int at = p.first; at < p.first + p.count; ++at) {
-    const size_t to = size_t(at), from = size_t(row_of_[at]);
+  for (int i = 0; i < p.count; ++i) {
+    const size_t to = size_t(p.at + i), from = size_t(row_of_[p.first + i]);
     std::memcpy(gathered_.codes.data() + to * k, x.codes + from * k, k);
     std::memcpy(gathered_.scales.data() + to * blocks, x.scales + from * blocks, 2 * blocks);
     std::memcpy(gathered_.sums.data() + to * blocks, x.sums + from * blocks, 2 * blocks);
@@ -220,11 +244,26 @@ void Mixture::down(int unit, const ExpertLayout& layout, int64_t* clipped) {
                 shape_.fraction_bits - kExpertHeadroom, clipped);
 }
 
-void Mixture::mix(int32_t* x, int row, int64_t* clipped) const {
-  const int k = shape_.top_k;
+void Mixture::mix(int32_t* x, int row, int64_t* clipped) {
+  const int k = shape_.top_k, hidden = shape_.hidden;
+  const size_t pair = size_t(row) * k;
   const int32_t* outputs[64];
-  for (int j = 0; j < k; ++j) outputs[j] = outputs_.data() + size_t(place_[size_t(row) * k + j]) * shape_.hidden;
-  tier_.mix(x, outputs, shares_.data() + size_t(row) * k, k, shape_.hidden, clipped);
+  if (whole_) {
+    for (int j = 0; j < k; ++j) outputs[j] = outputs_.data() + size_t(place_[pair + j]) * hidden;
+    return tier_.mix(x, outputs, shares_.data() + pair, k, hidden, clipped);
+  }
+  int32_t shares[64];
+  int count = 0;
+  for (size_t i = pair; i < pair + k; ++i) {
+    const Held& held = held_[size_t(chosen_[i])];
+    if (place_[i] < held.first || place_[i] >= held.end) continue;
+    outputs[count] = outputs_.data() + size_t(held.at + place_[i] - held.first) * hidden;
+    shares[count++] = shares_[i];
+  }
+  int64_t* sums = sums_.data() + size_t(row) * hidden;
+  const bool first = groups_ == 1;
+  if (first || count > 0) tier_.add_terms(sums, outputs, shares, count, hidden, first);
+  if (last_ && !more_groups()) tier_.add_sums(x, sums, hidden, clipped);
 }
 
 }  // namespace headrace

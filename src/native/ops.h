@@ -114,6 +114,10 @@ struct Tier {
                 int32_t* scratch, int64_t* clipped);
   // R14: x i32[k] += the sum of outputs[j] * shares[j], Q30, over count <= 64.
   void (*mix)(int32_t* x, const int32_t* const* outputs, const int32_t* shares, int count, int k, int64_t* clipped);
+  // R14 in pieces, of which any grouping gives the bits of `mix`: sums i64[k] (+)= the rounded products of count <= 64
+  // outputs, where the `first` call of a row sets the sums; then x i32[k] += sums.
+  void (*add_terms)(int64_t* sums, const int32_t* const* outputs, const int32_t* shares, int count, int k, bool first);
+  void (*add_sums)(int32_t* x, const int64_t* sums, int k, int64_t* clipped);
   // R15: x i32[k] += output * sigmoid(gate).
   void (*add_shared)(int32_t* x, const int32_t* output, int32_t gate, const int32_t* table, int fraction_bits, int k,
                      int64_t* clipped);

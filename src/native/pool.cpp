@@ -10,15 +10,17 @@ namespace headrace {
 
 namespace {
 
-// The state of a run in one word, so that taking a unit says all about it: which stage (20 bits), how many
-// units that has (22 bits), how many of them are taken (22 bits). kIdle: no stage, nothing to take.
-constexpr int kStageShift = 44, kUnitsShift = 22;
-constexpr uint64_t kMask = (uint64_t(1) << 22) - 1, kIdle = uint64_t(0xFFFFF) << kStageShift;
+// The state of a run in one word, so that taking a unit says all about it: the number of the opening (20 bits), how
+// many units its stage has (22 bits), how many of them are taken (22 bits). Openings are counted, not stages, because
+// a stage may be opened again: whoever found the old one empty must not take the new one for it. kIdle: no stage,
+// nothing to take.
+constexpr int kOpeningShift = 44, kUnitsShift = 22;
+constexpr uint64_t kMask = (uint64_t(1) << 22) - 1, kOpenings = 0xFFFFF, kIdle = kOpenings << kOpeningShift;
 
-inline uint64_t stage_word(int stage, int units) {
-  return uint64_t(stage) << kStageShift | uint64_t(units) << kUnitsShift;
+inline uint64_t opening_word(uint64_t opening, int units) {
+  return opening << kOpeningShift | uint64_t(units) << kUnitsShift;
 }
-inline int stage_of(uint64_t word) { return int(word >> kStageShift); }
+inline uint64_t opening_of(uint64_t word) { return word >> kOpeningShift; }
 
 constexpr int kStageSpins = 2000;                       // some 50 us, then let others run
 constexpr auto kIdleSpin = std::chrono::milliseconds(1);
@@ -63,7 +65,9 @@ void Pool::open(int next) {
   int units = 0;
   while (next < end_ && (units = job_.units(next)) == 0) ++next;
   done_.store(0, std::memory_order_relaxed);
-  next_.store(next < end_ ? stage_word(next, units) : kIdle);
+  stage_ = next;
+  opened_ = (opened_ + 1) % kOpenings;
+  next_.store(next < end_ ? opening_word(opened_, units) : kIdle);
 }
 
 // Takes one unit, or waits for the next stage when there is none left; false when nothing runs. The unit taken
@@ -72,13 +76,15 @@ bool Pool::help(int thread) {
   if (next_.load(std::memory_order_acquire) >= kIdle) return false;
   const uint64_t taken = next_.fetch_add(1, std::memory_order_acq_rel);
   if (taken >= kIdle) return false;
-  const int stage = stage_of(taken), unit = int(taken & kMask), units = int(taken >> kUnitsShift & kMask);
+  const int unit = int(taken & kMask), units = int(taken >> kUnitsShift & kMask);
   if (unit < units) {
+    const int stage = stage_;  // stays what it is until this unit has ended
     job_.run(stage, unit, thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open(job_.ends_after(stage) ? end_ : stage + 1);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) open(job_.after(stage));
     return true;
   }
-  for (int spins = 0; stage_of(next_.load(std::memory_order_acquire)) == stage; ++spins) {
+  const uint64_t opening = opening_of(taken);
+  for (int spins = 0; opening_of(next_.load(std::memory_order_acquire)) == opening; ++spins) {
     if (spins < kStageSpins) {
       relax();
     } else {

@@ -19,8 +19,9 @@ class Job {
   // The number of units of a stage, below 2^22; asked for once the stages before it have ended, by one thread. 0
   // skips it.
   virtual int units(int stage) = 0;
-  // Asked when a stage that had units has ended, by one thread: whether the run ends with it.
-  virtual bool ends_after(int) { return false; }
+  // Asked when a stage that had units has ended, by one thread: the stage that follows. It may be an earlier one; the
+  // run ends with one that is not before its end.
+  virtual int after(int stage) { return stage + 1; }
   virtual void run(int stage, int unit, int thread) = 0;
 };
 
@@ -35,7 +36,7 @@ class Pool {
 
   int size() const { return num_threads_; }
 
-  // Runs the stages [begin, end), below 2^20; the caller is thread 0 and returns when all are done.
+  // Runs the stages [begin, end); the caller is thread 0 and returns when all are done.
   void run(int begin, int end);
 
  private:
@@ -47,7 +48,9 @@ class Pool {
   const int num_threads_;
   Job& job_;
   int end_ = 0;
-  alignas(64) std::atomic<uint64_t> next_;  // the stage and its next unit
+  uint64_t opened_ = 0;                     // how many stages, modulo the numbers that the word has
+  alignas(64) std::atomic<uint64_t> next_;  // the stage that is open, by number, and its next unit
+  int stage_ = 0;                           // that stage; written before next_ and only while none of its units runs
   alignas(64) std::atomic<int> done_{0};    // units of the stage that have ended
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};

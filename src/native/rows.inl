@@ -288,15 +288,34 @@ void route(const int32_t* x, const NormGain& g, int fraction_bits, const RouterR
   }
 }
 
-// |output * share| < 2^61; at most 64 rounded products of 32 bits are summed.
+// |output * share| < 2^61; at most 64 rounded products of 2^(31 + headroom) are summed.
+constexpr int kTermShift = 30 - kExpertHeadroom;
+constexpr int64_t kTermHalf = int64_t(1) << (kTermShift - 1);
+
 void mix(int32_t* x, const int32_t* const* outputs, const int32_t* shares, int count, int k, int64_t* clipped) {
-  constexpr int shift = 30 - kExpertHeadroom;
-  constexpr int64_t half = int64_t(1) << (shift - 1);
   for (int i = 0; i < k; ++i) {
     int64_t sum = x[i];
-    for (int j = 0; j < count; ++j) sum += (int64_t(outputs[j][i]) * shares[j] + half) >> shift;
+    for (int j = 0; j < count; ++j) sum += (int64_t(outputs[j][i]) * shares[j] + kTermHalf) >> kTermShift;
     x[i] = saturate(sum, clipped);
   }
+}
+
+void add_terms(int64_t* sums, const int32_t* const* outputs, const int32_t* shares, int count, int k, bool first) {
+  constexpr int piece = 512;  // sums that stay in a core's nearest cache from term to term
+  for (int at = 0; at < k; at += piece) {
+    const int size = k - at < piece ? k - at : piece;
+    int64_t* to = sums + at;
+    if (first) std::memset(to, 0, size_t(size) * sizeof(int64_t));
+    for (int j = 0; j < count; ++j) {
+      const int32_t* from = outputs[j] + at;
+      const int32_t share = shares[j];
+      for (int i = 0; i < size; ++i) to[i] += (int64_t(from[i]) * share + kTermHalf) >> kTermShift;
+    }
+  }
+}
+
+void add_sums(int32_t* x, const int64_t* sums, int k, int64_t* clipped) {
+  for (int i = 0; i < k; ++i) x[i] = saturate(x[i] + sums[i], clipped);
 }
 
 void add_shared(int32_t* x, const int32_t* output, int32_t gate, const int32_t* table, int fraction_bits, int k,

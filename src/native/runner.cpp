@@ -60,7 +60,7 @@ struct Runner::Thread {
 };
 
 Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
-               int logit_capacity)
+               int logit_capacity, int max_pairs)
     : tier_(tier),
       shape_(shape),
       tables_(tables),
@@ -81,7 +81,7 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
   if (shape.top_k > 0) {
     const MixtureShape mixture{shape.hidden,      shape.num_experts,  shape.top_k,
                                shape.expert_rows, shape.expert_width, shape.fraction_bits};
-    mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, num_threads, capacity);
+    mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, num_threads, capacity, max_pairs);
   }
   for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions));
 }
@@ -139,16 +139,20 @@ int Runner::run(int begin, int end, const Batch& batch) {
 
 void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last) {
   part_ = true;
-  mixture_->take(ops_[begin].layer, experts, slots, count);
-  pool_.run(begin, begin + kExpertStages - (last ? 0 : 1));
+  mixture_->take(ops_[begin].layer, experts, slots, count, last);
+  pool_.run(begin, begin + kExpertStages);
 }
 
-bool Runner::ends_after(int stage) {
+int Runner::after(int stage) {
   const Operation& op = ops_[stage];
-  if (op.kind != Kind::kRoute) return false;
-  if (mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1) && !watched_) return false;
+  if (op.kind == Kind::kMix && mixture_->more_groups()) {
+    next_group_ = true;
+    return stage + 1 - kExpertStages;
+  }
+  if (op.kind != Kind::kRoute) return stage + 1;
+  if (mixture_->group(op.layer, rows_, guesses(op) ? op.ahead_layer : -1) && !watched_) return stage + 1;
   stopped_ = stage + 1;
-  return true;
+  return num_ops();
 }
 
 int Runner::rows_a_unit() const { return std::clamp(rows_ / (4 * pool_.size()), 1, 16); }
@@ -166,7 +170,8 @@ int Runner::units(int stage) {
     case Kind::kGather:
     case Kind::kExpertGateUp:
     case Kind::kExpertSilu:
-    case Kind::kExpertDown: return expert_units(op);
+    case Kind::kExpertDown:
+    case Kind::kMix: return expert_units(op);
     default: return op.alone && rows_ == 1 ? 0 : divide_up(rows_, rows_a_unit());
   }
 }
@@ -276,11 +281,14 @@ void Runner::route(const Operation& op, Thread& t, int row) {
 int Runner::expert_units(const Operation& op) {
   switch (op.kind) {
     case Kind::kGather:
-      if (!part_) mixture_->take_all(op.layer);
+      if (!part_ && !next_group_) mixture_->take_all(op.layer);
+      next_group_ = false;
+      mixture_->open_group();
       return mixture_->gather_units();
     case Kind::kExpertGateUp: return mixture_->open_projection(op.layout.gate_up);
     case Kind::kExpertSilu: return mixture_->silu_units();
-    default: return mixture_->open_projection(op.layout.down);
+    case Kind::kExpertDown: return mixture_->open_projection(op.layout.down);
+    default: return mixture_->mixes() ? divide_up(rows_, rows_a_unit()) : 0;
   }
 }
 

@@ -74,8 +74,9 @@ struct Batch {
 
 class Runner : private Job {
  public:
+  // max_pairs: (row, expert) pairs of a layer that are held at once; any number gives the same bits.
   Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
-         int logit_capacity);
+         int logit_capacity, int max_pairs);
   ~Runner() override;
 
   void add(const Operation& op);
@@ -106,7 +107,7 @@ class Runner : private Job {
   };
 
   int units(int stage) override;
-  bool ends_after(int stage) override;
+  int after(int stage) override;
   void run(int stage, int unit, int thread) override;
 
   int rows_a_unit() const;
@@ -157,6 +158,7 @@ class Runner : private Job {
   int rows_ = 0;  // fewer after a Select
   int64_t run_ = 0;
   int stopped_ = 0;
+  bool next_group_ = false;  // the stages of experts are gone through once more
   bool part_ = false;  // the experts to compute were given, not taken from the table
   std::vector<RowBlock> row_blocks_;
 

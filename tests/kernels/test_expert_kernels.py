@@ -16,6 +16,7 @@ from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 from headrace.kernels.layout import field_view
 from headrace.kernels.select import TIERS, select, unavailable
+from headrace.memory.facts import mixture_workspace
 from headrace.models.config import DecoderConfig, ExpertsConfig
 from headrace.models.decoder import build_program
 
@@ -181,6 +182,14 @@ class Run:
         return self.runner.logits(rows).tobytes() + self.cache.tobytes()
 
 
+@pytest.fixture(params=[1, 2, 5, 13, 26])
+def max_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many pairs runners hold at once: nine rows have more, so layers are computed in groups."""
+    native = pytest.importorskip("headrace.kernels.native")
+    monkeypatch.setattr(native, "MAX_PAIRS", request.param)
+    return int(request.param)
+
+
 def skip_unless_here(tier: str) -> None:
     if reason := unavailable()[tier]:
         pytest.skip(f"tier {tier}: {reason}")
@@ -229,6 +238,53 @@ def test_parts_in_any_order_equal_the_whole(model: Model, expected: bytes, tier:
     experts = list(range(model.program.shape.num_experts))
     for parts in ([experts], [experts[::-2], experts[-2::-2]], [[e] for e in reversed(experts)]):
         assert Run(model, tier, 2).read_in_parts(9, parts) == expected
+
+
+@pytest.mark.parametrize("tier", NATIVE)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_groups_of_pairs_equal_the_whole(
+    model: Model, expected: bytes, max_pairs: int, tier: str, threads: int
+) -> None:
+    skip_unless_here(tier)
+    experts = list(range(model.program.shape.num_experts))
+    run = Run(model, tier, threads, rows=9)
+    assert run.read(9) == expected
+    for parts in ([experts], [experts[::-2], [], experts[-2::-2], []], [[e] for e in experts]):
+        assert run.read_in_parts(9, parts) == expected
+    assert set(run.runner.saturations().values()) == {0}
+    for row in range(9):
+        run.read(1, row)
+    assert run.cache.tobytes() == expected[-run.cache.nbytes :]
+
+
+@pytest.mark.parametrize("max_pairs", [5], indirect=True)
+def test_a_pass_that_ends_between_parts_leaves_no_sums(max_pairs: int) -> None:
+    model = Model(CONFIG)
+    expected = Run(model, "reference").read(9)
+    run, size = Run(model, "portable", 2), len(model.program.ops)
+    run.read(9, 9)  # other rows, whose sums would differ
+    run.runner.set_watched(True)
+    at = run.runner.run(0, size, batch(9, 3), run.cache)
+    index = next(i for i in range(at, size) if isinstance(model.program.ops[i], p.Experts))
+    run.runner.run(at, index, batch(9, 3), run.cache)
+    part = np.arange(3, dtype=np.int32)
+    run.runner.run_experts(index, part, run.slots.table[0, part], False)
+    run.slots.state[run.slots.table[0, 4]] = p.FAILED
+    part = np.array([4, 5], np.int32)
+    with pytest.raises(ExpertReadError, match="layer 0, expert 4"):
+        run.runner.run_experts(index, part, run.slots.table[0, part], False)
+    run.slots.state[:] = p.READY
+    run.runner.set_watched(False)
+    run.cache[:] = 0
+    assert run.read(9) == expected
+    assert run.read_in_parts(9, [[5, 4, 3], [2, 1, 0]]) == expected
+
+
+def test_memory_is_as_planned(model: Model, max_pairs: int) -> None:
+    for rows in (2, 5, 9, 40):
+        runner = Run(model, "portable", 2, rows).runner._runner  # type: ignore[attr-defined]
+        wanted = mixture_workspace(model.program.shape, max_pairs).nbytes(rows, 0)
+        assert runner.expert_bytes() == wanted
 
 
 def test_slots_in_any_order(model: Model, expected: bytes) -> None:

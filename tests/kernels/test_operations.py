@@ -298,6 +298,46 @@ def test_silu(tier: str, fraction_bits: int) -> None:
             assert np.array_equal(got, array.reshape(-1))
 
 
+def expect_mix(tier: str, x: Any, outputs: Any, shares: Any, cuts: list[int]) -> None:
+    """R14 at once, and in groups of terms: `cuts` are where one ends."""
+    wanted = ops.mix_experts(x, outputs, shares)
+    narrow = [np.ascontiguousarray(a.astype(np.int32)) for a in (outputs, shares)]
+    got = x.astype(np.int32)
+    assert native().op_mix(tier, got, *narrow) == wanted.clipped
+    assert np.array_equal(got, wanted.values)
+    got = x.astype(np.int32)
+    counts = np.diff([0, *sorted(cuts), len(shares)]).tolist()
+    assert native().op_mix_groups(tier, got, *narrow, counts) == wanted.clipped
+    assert np.array_equal(got, wanted.values)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+@pytest.mark.parametrize("width", [32, 96, 512, 544, 1056])
+def test_mixture(tier: str, count: int, width: int) -> None:
+    for peak in (1, 2**16, 2**31 - 1):
+        outputs = cases.painted(count * width, -peak, peak).reshape(count, width)
+        for share in (1, 2**30 // count, 2**30):
+            shares = np.full(count, share, np.int64)
+            x = cases.painted(width, -(2**31) + 1, 2**31 - 1, 7)
+            for cuts in ([], [0], [count // 2], [0, count // 3, count // 3, count]):
+                expect_mix(tier, x, outputs, shares, cuts)
+    limit = np.full((count, width), 2**31 - 1, np.int64)
+    for sign in (1, -1):
+        expect_mix(tier, sign * limit[0], sign * limit, np.full(count, 2**30, np.int64), [1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.lists(st.integers(0, 12), max_size=5))
+def test_mixture_of_anything(seed: int, count: int, cuts: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = rng.integers(-(2**31) + 1, 2**31, (count, 64)) >> rng.integers(0, 31, (count, 1))
+    shares = rng.integers(0, 2**30 + 1, count)
+    x = rng.integers(-(2**31) + 1, 2**31, 64) >> rng.integers(0, 31)
+    for name in NATIVE_TIERS:
+        if not unavailable()[name]:
+            expect_mix(name, x, outputs, shares, [min(c, count) for c in cuts])
+
+
 @pytest.mark.parametrize(
     ("bits", "mins", "group"), [(4, True, 32), (8, False, 32), (8, True, 64), (4, False, 64)]
 )

@@ -34,12 +34,14 @@ class Knobs:
     experts: StreamOptions | None = None  # of a mixture; None holds all of them
     resized: bool = False  # the pool shrinks and grows after every token
     lies: bool = False  # every guess of the lookahead is wrong
+    pairs: int | None = None  # (row, expert) pairs that kernels hold at once
 
     def __str__(self) -> str:
         text = f"{self.kernels or 'auto'}-{self.threads}t-chunk{self.chunk}-{self.mates}mates"
         if self.experts is not None:
             e = self.experts
             text += f"-{e.slots}slots-{e.reserve}ahead-{e.num_lanes}lanes"
+        text += "" if self.pairs is None else f"-{self.pairs}pairs"
         return text + "-resized" * self.resized + "-lies" * self.lies
 
 
@@ -68,6 +70,10 @@ MIXTURE_KNOBS = [
     Knobs(experts=StreamOptions(5, 32, reserve=2, sweep_slots=4), chunk=40, mates=2),
     Knobs(experts=StreamOptions(8, 32, reserve=3), resized=True),
     Knobs(experts=StreamOptions(8, 32, reserve=3), lies=True),
+    *(Knobs(threads=t, pairs=n) for t, n in ((1, 1), (2, 24), (3, 100))),
+    *(Knobs(threads=t, pairs=7, experts=StreamOptions(9, 32, reserve=2)) for t in (1, 2, 3)),
+    Knobs(threads=2, pairs=50, chunk=64, experts=StreamOptions(5, 32, sweep_slots=4), mates=2),
+    Knobs(kernels="portable", pairs=20, experts=StreamOptions(8, 32, reserve=3), resized=True),
     Knobs(kernels="reference", experts=StreamOptions(6, 32, reserve=2), threads=1),
     Knobs(kernels="portable", experts=StreamOptions(6, 32, reserve=2), threads=3),
 ]
@@ -77,7 +83,22 @@ def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
     reason = unavailable().get(knobs.kernels or "", "")
     if reason:
         pytest.skip(f"tier {knobs.kernels}: {reason}")
-    with Engine(
+    with pytest.MonkeyPatch.context() as patch:
+        if knobs.pairs is not None:
+            patch.setattr("headrace.kernels.native.MAX_PAIRS", knobs.pairs)
+        engine = _engine(artifact, knobs)
+    with engine:
+        if knobs.lies:
+            _make_guesses_wrong(engine)
+        logits, kv = _read(engine, knobs)
+        tokens = tuple(_generate(engine, knobs))
+        assert engine.stats is not None
+        assert set(engine.stats.saturations.values()) == {0}
+        return Outcome(logits, kv, tokens, engine.stats.fingerprint)
+
+
+def _engine(artifact: Artifact, knobs: Knobs) -> Engine:
+    return Engine(
         artifact,
         kernels=knobs.kernels,
         threads=knobs.threads,
@@ -86,14 +107,7 @@ def outcome(artifact: Artifact, knobs: Knobs) -> Outcome:
         max_context=256,
         num_sequences=knobs.mates + 2,
         experts=knobs.experts,
-    ) as engine:
-        if knobs.lies:
-            _make_guesses_wrong(engine)
-        logits, kv = _read(engine, knobs)
-        tokens = tuple(_generate(engine, knobs))
-        assert engine.stats is not None
-        assert set(engine.stats.saturations.values()) == {0}
-        return Outcome(logits, kv, tokens, engine.stats.fingerprint)
+    )
 
 
 def _generate(engine: Engine, knobs: Knobs) -> Iterator[int]:

@@ -22,6 +22,8 @@ from headrace.kernels import program as p
 I16 = NDArray[np.int16]
 I32 = NDArray[np.int32]
 
+MAX_PAIRS = p.MAX_PAIRS  # of a runner that is made; any number gives the same results
+
 _FIELDS = ("codes", "scales", "mins", "row")
 _HIGH, _LOW = (np.array(table, np.int32) for table in numbers.exp2_tables())
 
@@ -72,6 +74,7 @@ class NativeRunner:
             numbers.attention_scale(s.head_dim),
             capacity,
             logit_capacity,
+            MAX_PAIRS,
         )
         self._slots: p.ExpertSlots | None = None
         self._starts: list[int] = []  # of each operation among the runner's own, which are finer

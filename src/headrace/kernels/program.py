@@ -27,6 +27,7 @@ from headrace.arith.sampling import Draw, Logits
 
 PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
 PAGE_TOKENS = 64
+MAX_PAIRS = 2048  # (row, chosen expert) pairs of a layer that native kernels hold at once
 LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked for
 
 SITES = (

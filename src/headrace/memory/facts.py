@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.artifact.container import TOKENIZER_NAME, Artifact
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
 from headrace.errors import FileError, InputError
-from headrace.kernels.program import LOGIT_ROWS, PAGE_TOKENS, ModelShape
+from headrace.kernels.program import LOGIT_ROWS, MAX_PAIRS, PAGE_TOKENS, ModelShape
 from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
@@ -74,10 +75,16 @@ def workspace(shape: ModelShape, threads: int) -> Workspace:
     widest = max(shape.hidden, shape.q_size, shape.ffn_width)
     buffers = shape.hidden + shape.qkv_size + shape.q_size + 2 * shape.ffn_rows
     logits = (LOGIT_ROWS + 2) * shape.vocab * 4  # with a copy that is picked from, and its order
-    return Workspace(
-        fixed=logits
+    mixture = mixture_workspace(shape)
+    return replace(
+        mixture,
+        fixed=mixture.fixed
+        + logits
         + threads * (_attention_bytes(shape, 0) + 16 * max(widest, shape.expert_width)),
-        per_row=4 * buffers + _vector_bytes(widest) + 16 + _mixture_bytes(shape),
+        per_row=mixture.per_row
+        + 4 * (buffers + bool(shape.top_k) * shape.hidden)
+        + _vector_bytes(widest)
+        + 16,
         per_position=_POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
     )
 
@@ -87,13 +94,19 @@ def _vector_bytes(k: int) -> int:
     return k + 3 * 2 * (k // _BLOCK) + 4
 
 
-def _mixture_bytes(shape: ModelShape) -> int:
-    """Of a row in layers with experts: its output of a shared expert, and what each chosen expert makes of it."""
+def mixture_workspace(shape: ModelShape, max_pairs: int = MAX_PAIRS) -> Workspace:
+    """What layers with experts need (Mixture::nbytes of experts.cpp; a runner of one row takes less)."""
     if not shape.top_k:
-        return 0
-    pair = _vector_bytes(shape.hidden) + _vector_bytes(shape.expert_width)
-    pair += 4 * (2 * shape.expert_rows + shape.hidden + 4)
-    return 4 * (shape.hidden + 1) + shape.top_k * pair
+        return Workspace()
+    vectors = _vector_bytes(shape.hidden) + _vector_bytes(shape.expert_width)
+    return Workspace(
+        fixed=2 * (64 + 3 * 2 * 64),  # kernels may read past the end of either kind of vectors
+        per_row=4 + 16 * shape.top_k,
+        per_pair=vectors + 4 * (2 * shape.expert_rows + shape.hidden),
+        pairs_per_row=shape.top_k,
+        max_pairs=max_pairs,
+        sums_per_row=8 * shape.hidden,
+    )
 
 
 def _attention_bytes(shape: ModelShape, positions: int) -> int:

@@ -25,12 +25,20 @@ def fixed_pool(sizer: Sizer) -> Plan | Refusal:
     wanted = options.max_context
     window = wanted if isinstance(wanted, int) else min(BASE_WINDOW, facts.context)
     looked_at = _candidates(sizer, window, pool, lookahead)
-    for rows in chunks(window):
+    for rows in _passes(sizer, window, pool):
         fit = Fit(window, rows, pool, lookahead)
         committed = sizer.ledger(0, fit).committed
         if committed <= room:
             return sizer.plan(with_margin(committed), fit, looked_at, *_ignored(sizer))
     return _too_large(sizer, window, pool, committed, looked_at)
+
+
+def _passes(sizer: Sizer, window: int, pool: int) -> tuple[int, ...]:
+    """Rows of a pass to try, most first: longer ones only where experts are read and the pool is large enough."""
+    if pool == sizer.facts.num_slots:
+        return chunks(window)
+    longer = (rows for rows, least in sizer.long_passes(window) if pool + sizer.reserve >= least)
+    return (*sorted(longer, reverse=True), *chunks(window))
 
 
 def _asked_slots(sizer: Sizer) -> int:

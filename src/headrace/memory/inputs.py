@@ -24,14 +24,25 @@ def gigabytes(name: str, value: float) -> int:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory of the computation itself, in bytes: a fixed part, one for a row of a pass, one for a position."""
+    """Memory of the computation itself, in bytes: a fixed part, one for a row of a pass, one for a position.
+
+    A row of a mixture has `pairs_per_row` pairs with an expert, of which a pass holds `max_pairs` at once; a pass of
+    more needs sums for its rows.
+    """
 
     fixed: int = 0
     per_row: int = 0
     per_position: int = 0
+    per_pair: int = 0
+    pairs_per_row: int = 0
+    max_pairs: int = 0
+    sums_per_row: int = 0
 
     def nbytes(self, rows: int, context: int) -> int:
-        return self.fixed + self.per_row * rows + self.per_position * context
+        pairs = rows * self.pairs_per_row
+        sums = self.sums_per_row * rows if pairs > self.max_pairs else 0
+        held = self.per_pair * min(pairs, self.max_pairs) + sums
+        return self.fixed + self.per_row * rows + self.per_position * context + held
 
 
 @dataclass(frozen=True)

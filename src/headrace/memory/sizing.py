@@ -16,6 +16,8 @@ BASE_WINDOW = 8192
 MIN_WINDOW = 512
 WINDOW_STEP = 256  # of windows below the base
 CHUNKS = (512, 256, 128, 64, 32, 16)  # rows of a prefill pass
+LONG_CHUNKS = (1024, 2048)  # where experts are read in each pass
+LONG_PERCENT = 3  # of the pool that such a pass may cost
 SWEEP_ROWS = 256  # a pass of this size reads experts once for many tokens: kept before context
 LOOKAHEAD_SPARE = 2  # forecasts beyond top_k, so that one wrong guess evicts no right one
 SWEEP_BYTES = 16_000_000  # through which a prefill sweeps: what a disk reads while a layer attends
@@ -112,17 +114,48 @@ class Sizer:
     def fit(self, target: int, window: int, *, grow: bool = True) -> Fit | None:
         """The most rows, then the most slots, of a window in a target; without `grow` the least slots.
 
-        Slots grow only beside the most rows, so that more memory never means fewer slots.
+        Slots grow only beside the most rows (of CHUNKS), so that more memory never means fewer slots.
         """
         slot, allowed = self.facts.expert_slot_bytes, chunks(window)
         for rows in allowed:
             room = target - self.rest(window, rows)
             if room - least_margin(target) >= self.min_slots * slot:
-                slots = self.min_slots
                 if grow and slot and rows == allowed[0]:
-                    slots = max(slots, (room - margin(target)) // slot)
-                return Fit(window, rows, *self.split(slots))
+                    return self._grown(target, window)
+                return Fit(window, rows, *self.split(self.min_slots))
         return None
+
+    def _grown(self, target: int, window: int) -> Fit:
+        """The most slots beside the most rows of CHUNKS, or beside a longer pass that costs the pool little.
+
+        A pool that could nearly pay for a longer pass waits until it can, so that it never shrinks for one.
+        """
+        rows = chunks(window)[0]
+        slots = max(self.min_slots, self._slots(target, window, rows))
+        if slots < self.facts.num_slots:
+            for longer, least in self.long_passes(window):
+                beside = self._slots(target, window, longer)
+                if beside < least:
+                    slots = min(slots, least)
+                    break
+                rows, slots = longer, beside
+        return Fit(window, rows, *self.split(slots))
+
+    def _slots(self, target: int, window: int, rows: int) -> int:
+        room = target - self.rest(window, rows) - margin(target)
+        return max(0, room) // self.facts.expert_slot_bytes
+
+    def long_passes(self, window: int) -> Iterator[tuple[int, int]]:
+        """Passes longer than those of CHUNKS, shortest first, each with the least slots that it is worth it for.
+
+        Every pass reads nearly all experts that are not in the pool, so twice the rows are half the reads.
+        """
+        usual = self.rest(window, chunks(window)[0])
+        for rows in LONG_CHUNKS:
+            if rows <= window:
+                cost = self.rest(window, rows) - usual
+                pool = -(-cost * 100 // (LONG_PERCENT * self.facts.expert_slot_bytes))
+                yield rows, max(self.min_slots, self.reserve + pool)
 
     def needed(self, window: int) -> int:
         """The smallest target that a window fits."""
