@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace import config
+from headrace.artifact.unfinished import replacing
 
 FOLDER = "verified"
 MAX_RECORDS = 512  # of artifacts; the oldest go first
@@ -24,10 +26,13 @@ _TICK_NS = 100_000_000  # two writes within a tick of the file system's clock ha
 Facts = list[int]
 
 
-def hashed_facts(path: Path, *, release: bool = False) -> tuple[str, Facts | None]:
+def hashed_facts(
+    path: Path, *, release: bool = False, read: Callable[[int], None] | None = None
+) -> tuple[str, Facts | None]:
     """SHA-256 of a file, and its facts if it cannot have changed meanwhile.
 
-    release: drop its pages from the page cache, for files that are not read through it.
+    release: drop its pages from the page cache, for files that are not read through it. read: is told how many bytes
+    were read since it was called last.
     """
     digest, began = hashlib.sha256(), time.time_ns()
     with path.open("rb", buffering=0) as file:
@@ -38,6 +43,8 @@ def hashed_facts(path: Path, *, release: bool = False) -> tuple[str, Facts | Non
             if release:
                 os.posix_fadvise(file.fileno(), at, len(chunk), os.POSIX_FADV_DONTNEED)
             at += len(chunk)
+            if read is not None:
+                read(len(chunk))
         after = os.fstat(file.fileno())
     settled = facts(after) == before and began - after.st_ctime_ns > _TICK_NS
     return digest.hexdigest(), before if settled else None
@@ -71,14 +78,10 @@ class Record:
         """Keep the record where it can be kept."""
         if not self._changed:
             return
-        work = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with replacing(self._path) as work:
                 work.write_text(json.dumps(self._known), "utf-8")
-                work.replace(self._path)
-            finally:
-                work.unlink(missing_ok=True)
             _forget_oldest(self._path.parent)
 
 

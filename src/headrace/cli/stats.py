@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.artifact.unfinished import replacing
 from headrace.errors import SettingError
 from headrace.values import ExpertStats, GenerationStats
 
@@ -92,9 +93,5 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
         path.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
         return
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as work:
         work.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
-        work.replace(path)
-    finally:
-        work.unlink(missing_ok=True)
