@@ -75,12 +75,23 @@ def _from_path(path: Path, report: Progress) -> Path:
     target = _converted(path)
     if not (target / _MANIFEST).is_file():
         convert(
-            path, target, progress=lambda done, total: report(f"convert {path.name}", done, total)
+            path,
+            target,
+            progress=lambda step, done, total: report(f"{step} {path.name}", done, total),
         )
-        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*"):
-            if old != target:  # of the same path, as it was before
-                shutil.rmtree(old, ignore_errors=True)
+        _forget_older(target)
     return target
+
+
+def _forget_older(target: Path) -> None:
+    """Remove conversions, and what killed ones left, of the same path as it was before."""
+    from headrace.artifact.unfinished import leftovers
+
+    start = f"{target.name.rpartition('-')[0]}-"
+    old = [path for path in target.parent.glob(f"{start}*") if path != target]
+    old += [left.path for left in leftovers(target.parent) if left.target.startswith(start)]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _converted(path: Path) -> Path:

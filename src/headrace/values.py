@@ -90,7 +90,9 @@ class ExpertStats:
     """What a generation did with a mixture's experts. Uses are counted once a layer and pass.
 
     reads: of experts, in time or not. guessed: experts that layers chose after a guess; guessed_right: of those,
-    guessed.
+    guessed. seconds_waited: that threads of the kernels spent on experts that were still being read, added up over the
+    threads, so it reaches threads x time where all of them wait; of a sweep, the time of the one thread that waits
+    for all. A thread that has nothing left to do in a layer while another waits is not counted.
     """
 
     uses: int

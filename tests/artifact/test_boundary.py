@@ -146,7 +146,7 @@ def test_an_artifact_lost_between_two_renames_is_put_back(tmp_path: Path) -> Non
     before = tree(tmp_path / "out")
     os.rename(tmp_path / "out", tmp_path / ".out.partial-999999999-old")
 
-    def stop(done: int, total: int) -> None:
+    def stop(step: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -266,16 +266,20 @@ def test_large_models_are_split_into_files(tmp_path: Path, monkeypatch: pytest.M
     assert all(np.array_equal(whole.tensors[k], v) for k, v in parts.tensors.items())
 
 
-def test_progress_counts_every_row(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+@pytest.mark.parametrize("name", ["llama", "qwen2_moe"])
+def test_progress_counts_every_row_and_every_byte(tmp_path: Path, name: str) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
     convert(
-        tiny.write_checkpoint(tmp_path / "src", "llama"),
+        tiny.write_checkpoint(tmp_path / "src", name),
         tmp_path / "out",
         None,
-        lambda d, t: seen.append((d, t)),
+        lambda step, done, total: seen.setdefault(step, []).append((done, total)),
     )
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+    assert list(seen) == ["convert", "verify"]
+    for told in seen.values():
+        assert told[-1][0] == told[-1][1] > 0
+        assert [d for d, _ in told] == sorted(d for d, _ in told)
+        assert len({total for _, total in told}) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -286,16 +290,19 @@ def test_an_interrupted_conversion_leaves_what_was_there(
     convert(source, tmp_path / "out")
     before = tree(tmp_path / "out")
 
-    def stop(done: int, total: int) -> None:
-        raise error
+    for step in ("convert", "verify"):
 
-    with pytest.raises(error):
-        convert(source, tmp_path / "out", ConvertOptions(bits=8), stop)
-    assert tree(tmp_path / "out") == before
-    assert {p.name for p in tmp_path.iterdir()} == {"src", "out"}
-    with pytest.raises(error):
-        convert(source, tmp_path / "fresh", None, stop)
-    assert not (tmp_path / "fresh").exists()
+        def stop(what: str, done: int, total: int, step: str = step) -> None:
+            if what == step:
+                raise error
+
+        with pytest.raises(error):
+            convert(source, tmp_path / "out", ConvertOptions(bits=8), stop)
+        assert tree(tmp_path / "out") == before
+        assert {p.name for p in tmp_path.iterdir()} == {"src", "out"}
+        with pytest.raises(error):
+            convert(source, tmp_path / "fresh", None, stop)
+        assert not (tmp_path / "fresh").exists()
 
 
 def test_what_a_killed_conversion_left_is_removed(tmp_path: Path) -> None:

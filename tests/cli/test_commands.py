@@ -75,6 +75,7 @@ def test_selfcheck(shell: Shell) -> None:
     shown = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     assert "portable: 5 painted models equal" in shown
+    assert "portable: 2 painted mixtures equal" in shown
     assert "avx2: skipped (" in shown
     assert "real generation: skipped (smollm2:135m is not installed" in shown
     assert shown.splitlines()[-1].startswith("digest ")

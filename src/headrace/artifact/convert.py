@@ -7,7 +7,7 @@ grow with the model.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from headrace.errors import FileError
 from headrace.kernels.program import ExpertLayout
 
 Files = list[list[TensorSpec]]
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 MAX_FILE_BYTES = 4 << 30
 SLICE_ELEMENTS = 1 << 21  # of a weight, read and packed at once: about 100 MB of working memory
@@ -55,7 +55,8 @@ def convert(
 ) -> Artifact:
     """Convert `source` (a GGUF file or a model directory) into the artifact directory `target`.
 
-    progress(done, total) counts rows. What stood at `target` is replaced only by a complete artifact.
+    progress(step, done, total): "convert" counts rows; "verify" counts bytes of the source and of what was written
+    that are hashed and checked. What stood at `target` is replaced only by a complete artifact.
     Raises InputError for a source that cannot be used, DiskFullError before anything is written.
     """
     opened = open_source(source)
@@ -68,14 +69,11 @@ def convert(
     dense, experts = _dense_files(plan), _expert_files(plan)
     sizes = [spec.nbytes for specs in dense + experts for spec in specs]
     needed = sum(sizes) + len(opened.tokenizer_json) + (1 << 20)
-    done, total = 0, plan.rows
+    rows = _Step("convert", plan.rows, progress)
 
-    def written(rows: int) -> None:
-        nonlocal done
+    def written(count: int) -> None:
         opened.tensors.forget()  # what is packed is not needed any more
-        done += rows
-        if progress is not None:
-            progress(done, total)
+        rows.add(count)
 
     with building(target, needed) as work:
         _write_dense(work, dense, plan, written)
@@ -83,9 +81,29 @@ def convert(
         (work / TOKENIZER_NAME).write_bytes(opened.tokenizer_json)
         if opened.template is not None:
             (work / TEMPLATE_NAME).write_text(opened.template, encoding="utf-8")
-        _write_manifest(work, opened, plan)
-        open_artifact(work, verify=True)
+        nbytes = sum(spec.nbytes for specs in experts for spec in specs)
+        nbytes += 2 * _size(work.iterdir()) + _size(opened.files)
+        read = _Step("verify", nbytes, progress).add
+        _write_manifest(work, opened, plan, read)
+        open_artifact(work, verify=True, read=read)
     return open_artifact(target)
+
+
+class _Step:
+    """Tells what is done of one step."""
+
+    def __init__(self, name: str, total: int, progress: Progress | None) -> None:
+        self._name, self._total, self._progress = name, total, progress
+        self._done = 0
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._name, self._done, self._total)
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _dense_files(plan: Plan) -> Files:
@@ -194,24 +212,24 @@ def _pack_slices(
     write("row", row, 0)
 
 
-def _source_digest(source: Source) -> str:
+def _source_digest(source: Source, read: Callable[[int], None]) -> str:
     """SHA-256 of a source that is one file; of its files' digests, in order, if there are several.
 
     No name is part of it: a renamed source gives the same bytes.
     """
-    digests = [file_sha256(file) for file in source.files]
+    digests = [file_sha256(file, read) for file in source.files]
     return digests[0] if len(digests) == 1 else sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _source_entry(source: Source) -> dict[str, Any]:
+def _source_entry(source: Source, read: Callable[[int], None]) -> dict[str, Any]:
     """What the manifest says of the source; files of tensors that belong to something else are named."""
-    entry: dict[str, Any] = {"kind": source.kind, "sha256": _source_digest(source)}
+    entry: dict[str, Any] = {"kind": source.kind, "sha256": _source_digest(source, read)}
     return entry | ({"unread": list(source.unread)} if source.unread else {})
 
 
-def _write_manifest(work: Path, source: Source, plan: Plan) -> None:
+def _write_manifest(work: Path, source: Source, plan: Plan, read: Callable[[int], None]) -> None:
     files = {
-        file.name: FileEntry(file.stat().st_size, file_sha256(file))
+        file.name: FileEntry(file.stat().st_size, file_sha256(file, read))
         for file in sorted(work.iterdir())
     }
     manifest = Manifest(
@@ -220,7 +238,7 @@ def _write_manifest(work: Path, source: Source, plan: Plan) -> None:
         config=source.config.to_json(),
         tensors=plan.entries(),
         tokenizer=source.tokenizer,
-        source=_source_entry(source),
+        source=_source_entry(source, read),
         files=files,
     )
     (work / MANIFEST_NAME).write_bytes(manifest.to_bytes())

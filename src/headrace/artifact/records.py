@@ -7,7 +7,7 @@ A record holds the expert's gate_up and down weights in kernel order, every fiel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,11 @@ def _records(
     return LayerRecords(layer, file, place.begin, num_experts, layout)
 
 
-def check_records(records: LayerRecords) -> None:
-    """Read every record of a layer and check its value ranges. Raises FileError that names the expert."""
+def check_records(records: LayerRecords, read: Callable[[int], None] | None = None) -> None:
+    """Read every record of a layer and check its value ranges. Raises FileError that names the expert.
+
+    read: is told the bytes of each record that was checked.
+    """
     with records.path.open("rb", buffering=0) as file:
         file.seek(records.offset)
         for expert in range(records.num_experts):
@@ -108,6 +111,8 @@ def check_records(records: LayerRecords) -> None:
                 raise FileError(records.path, place, "the file ends inside its record")
             for name, array in record_fields(record, records.layout):
                 check_values(records.path, f"layers.{records.layer}.experts.{expert}.{name}", array)
+            if read is not None:
+                read(len(record))
 
 
 def record_fields(

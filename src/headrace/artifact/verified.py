@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace import config
+from headrace.artifact.unfinished import replacing
 from headrace.errors import FileError
 
 FOLDER = "verified"
@@ -28,16 +29,21 @@ Facts = list[int]
 _TIME_OF_CHANGE = 4  # of the facts the last one; a new name or mode changes it too
 
 
-def hashed_facts(path: Path, *, release: bool = False) -> tuple[str, Facts | None]:
+def hashed_facts(
+    path: Path, *, release: bool = False, read: Callable[[int], None] | None = None
+) -> tuple[str, Facts | None]:
     """SHA-256 of a file, and its facts if it cannot have changed meanwhile.
 
-    release: drop its pages from the page cache, for files that are not read through it.
+    release: drop its pages from the page cache, for files that are not read through it. read: is told how many bytes
+    were read since it was called last.
     """
     with path.open("rb", buffering=0) as file:
-        return _hash(file.fileno(), release=release)
+        return _hash(file.fileno(), release, read)
 
 
-def _hash(fd: int, *, release: bool) -> tuple[str, Facts | None]:
+def _hash(
+    fd: int, release: bool, read: Callable[[int], None] | None = None
+) -> tuple[str, Facts | None]:
     digest, began = hashlib.sha256(), time.time_ns()
     before = facts(os.fstat(fd))
     at = 0
@@ -46,6 +52,8 @@ def _hash(fd: int, *, release: bool) -> tuple[str, Facts | None]:
         if release:
             os.posix_fadvise(fd, at, len(chunk), os.POSIX_FADV_DONTNEED)
         at += len(chunk)
+        if read is not None:
+            read(len(chunk))
     after = os.fstat(fd)
     settled = facts(after) == before and began - after.st_ctime_ns > _TICK_NS
     return digest.hexdigest(), before if settled else None
@@ -87,7 +95,7 @@ class Watch:
                 continue
             now = None
             while now is None:  # written to at this moment
-                digest, now = _hash(fd, release=True)
+                digest, now = _hash(fd, True)
                 if digest != sha256:
                     cause = "the file was changed while the model is loaded"
                     raise FileError(
@@ -129,14 +137,10 @@ class Record:
         """Keep the record where it can be kept."""
         if not self._changed:
             return
-        work = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with replacing(self._path) as work:
                 work.write_text(json.dumps(self._known), "utf-8")
-                work.replace(self._path)
-            finally:
-                work.unlink(missing_ok=True)
             _forget_oldest(self._path.parent)
 
 

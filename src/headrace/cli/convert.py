@@ -44,7 +44,7 @@ def convert(
             source,
             target,
             options,
-            lambda done, total: report(f"convert {source.name}", done, total),
+            lambda step, done, total: report(f"{step} {source.name}", done, total),
         )
     print(
         f"{artifact.path}: {artifact.manifest.family}, identity {artifact.identity}",

@@ -6,9 +6,10 @@ tiles, blocks and groups, and one beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import localcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,15 @@ from headrace.arith.numbers import (
     rope_tables,
     sigmoid_table,
 )
-from headrace.kernels.program import PAGE_TOKENS, Backend, Batch, Program
-from headrace.models.config import DecoderConfig
+from headrace.artifact.records import expert_layout, record_fields
+from headrace.kernels.program import PAGE_TOKENS, Backend, Batch, ExpertLayout, Program, Runner
+from headrace.models.config import DecoderConfig, ExpertsConfig, padded_rows, padded_width
 from headrace.models.decoder import build_program
 
 PERIOD = 251
 VOCAB = 259
 CONTEXT = 300
+LOUDER = 5  # powers of two
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,35 @@ CASES = (
 )
 
 
-def program(case: Case) -> Program:
-    """The program of a painted model."""
+_ROUTED = ExpertsConfig(num_experts=9, top_k=3, ffn_size=40, normalise=True)
+_SHARED = ExpertsConfig(8, 2, 48, normalise=False, shared_ffn_size=72, dense_layers=(0,))
+MIXTURES = (
+    Case("mixture, q4m", _config(hidden_size=96, head_dim=32, experts=_ROUTED), "q4m", 32),
+    Case(
+        "mixture, q8, shared expert",
+        _config(hidden_size=64, num_heads=2, num_layers=3, ffn_size=80, experts=_SHARED),
+        "q8",
+        32,
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Painted:
+    """A painted model: its program, and the records u8[E, nbytes] of every layer that has experts."""
+
+    program: Program
+    layouts: Mapping[int, ExpertLayout]
+    records: Mapping[int, NDArray[np.uint8]]
+
+
+def paint(case: Case) -> Painted:
+    """A painted model."""
     painter = _Painter(case)
-    return build_program(case.config, painter.formats, painter.tensors(), FRACTION_BITS)
+    tensors = painter.tensors()
+    layouts = painter.layouts
+    program = build_program(case.config, painter.formats, tensors, FRACTION_BITS, layouts)
+    return Painted(program, layouts, painter.records)
 
 
 class _Painter:
@@ -71,6 +99,8 @@ class _Painter:
         self._seed = 1
         self.formats: dict[str, dict[str, Any]] = {}
         self._tensors: dict[str, NDArray[Any]] = {}
+        self.layouts: dict[int, ExpertLayout] = {}
+        self.records: dict[int, NDArray[np.uint8]] = {}
 
     def tensors(self) -> Mapping[str, NDArray[Any]]:
         c = self._case.config
@@ -79,7 +109,11 @@ class _Painter:
             self._weight("head", c.vocab_size, c.hidden_size)
         self._gain("norm", c.hidden_size)
         for layer in range(c.num_layers):
-            self._layer(f"layers.{layer}")
+            self._attention(f"layers.{layer}")
+            if c.experts and c.has_experts(layer):
+                self._experts(layer, c.experts)
+            else:
+                self._mlp(f"layers.{layer}", c.ffn_rows, c.ffn_width)
         with localcontext() as context:
             context.prec = 60
             low, high = rope_tables(c.frequencies(), c.context)
@@ -87,7 +121,7 @@ class _Painter:
             **self._tensors, "rope.low": low, "rope.high": high, "table.sigmoid": sigmoid_table(),
         }  # fmt: skip
 
-    def _layer(self, to: str) -> None:
+    def _attention(self, to: str) -> None:
         c = self._case.config
         size = c.q_size + 2 * c.kv_size
         self._gain(f"{to}.attention_norm", c.hidden_size)
@@ -99,23 +133,54 @@ class _Painter:
             self._gain(f"{to}.k_norm", c.head_dim)
         self._weight(f"{to}.out", c.hidden_size, c.q_size)
         self._gain(f"{to}.mlp_norm", c.hidden_size)
-        self._weight(f"{to}.gate_up", 2 * c.ffn_rows, c.hidden_size)
-        self._weight(f"{to}.down", c.hidden_size, c.ffn_width)
+
+    def _mlp(self, to: str, rows: int, width: int) -> None:
+        hidden = self._case.config.hidden_size
+        self._weight(f"{to}.gate_up", 2 * rows, hidden)
+        self._weight(f"{to}.down", hidden, width)
+
+    def _experts(self, layer: int, experts: ExpertsConfig) -> None:
+        hidden, to = self._case.config.hidden_size, f"layers.{layer}"
+        shared = experts.shared_ffn_size
+        rows = experts.num_experts + (shared > 0)
+        # The period leaves every row of a router a multiple of the same wave: its begin tells rows apart.
+        codes = [self._wave((hidden,), -30_000, 30_000) for _ in range(rows)]
+        self._tensors[f"{to}.router.codes"] = np.stack(codes).astype(np.int16)
+        self._tensors[f"{to}.router.exponents"] = (self._wave((rows,), 0, 1) - 17).astype(np.int32)
+        if shared:
+            self._mlp(f"{to}.shared", padded_rows(shared), padded_width(shared))
+        gate_up = self._entry(2 * experts.ffn_rows, hidden)
+        layout = expert_layout(gate_up, self._entry(hidden, experts.ffn_width))
+        self.layouts[layer] = layout
+        self.records[layer] = np.zeros((experts.num_experts, layout.nbytes), np.uint8)
+        for record in self.records[layer]:
+            fields = dict(record_fields(record, layout))
+            for weight, spans in (("gate_up", layout.gate_up), ("down", layout.down)):
+                for field, array in self._packed(spans.n, spans.k).items():
+                    fields[f"{weight}.{field}"][:] = array
+            # A step of any weight is to be heard in the logits, though one of several experts has it.
+            fields["down.row"][1] += LOUDER
+
+    def _entry(self, n: int, k: int) -> dict[str, Any]:
+        return {"format": self._case.format, "shape": [n, k], "group": self._case.group}
 
     def _weight(self, name: str, n: int, k: int) -> None:
-        case, bits = self._case, int(self._case.format[1])
-        tiles, groups = -(-n // TILE), -(-k // case.group)
-        k = groups * case.group if name == "embed" else k
-        self.formats[name] = {"format": case.format, "shape": [n, k], "group": case.group}
-        put = self._tensors
-        put[f"{name}.codes"] = self._wave((tiles, k // BLOCK, bits, TILE, 4), 0, 255).astype(
-            np.uint8
-        )
-        put[f"{name}.scales"] = self._wave((tiles, groups, TILE), -700, 900).astype(np.int16)
-        if case.format.endswith("m"):
+        k = -(-k // self._case.group) * self._case.group if name == "embed" else k
+        self.formats[name] = self._entry(n, k)
+        self._tensors |= {f"{name}.{field}": a for field, a in self._packed(n, k).items()}
+
+    def _packed(self, n: int, k: int) -> dict[str, NDArray[Any]]:
+        """The arrays of a packed weight."""
+        bits, tiles, groups = int(self._case.format[1]), -(-n // TILE), -(-k // self._case.group)
+        out: dict[str, NDArray[Any]] = {
+            "codes": self._wave((tiles, k // BLOCK, bits, TILE, 4), 0, 255).astype(np.uint8),
+            "scales": self._wave((tiles, groups, TILE), -700, 900).astype(np.int16),
+        }
+        if self._case.format.endswith("m"):
             shape = (tiles, -(-groups // SUPERGROUP), TILE, SUPERGROUP)
-            put[f"{name}.mins"] = self._mins(shape, groups)
-        put[f"{name}.row"] = self._rows(tiles * TILE, bits)
+            out["mins"] = self._mins(shape, groups)
+        out["row"] = self._rows(tiles * TILE, bits)
+        return out
 
     def _mins(self, shape: tuple[int, ...], groups: int) -> NDArray[np.int16]:
         mins = self._wave(shape, -9000, 9000).astype(np.int16)
@@ -159,28 +224,38 @@ class Outcome:
         return self.logits, self.cache, repr(self.clipped).encode()
 
 
-def outcome(painted: Program, backend: Backend) -> Outcome:
-    """Two sequences side by side, read in a long and a short pass, then one row."""
-    runner = backend.compile(painted, capacity=128, logit_capacity=128)
-    cache = _aligned(8, painted.shape.page_bytes)
+Passes = tuple[tuple[int, int], ...]  # rows of two sequences side by side
+Run = Callable[[Batch, NDArray[np.uint8]], object]  # one pass over a cache
+
+PASSES: Passes = ((66, 5), (1, 13), (1, 0))  # a long and a short one, then one row
+
+
+def outcome(
+    program: Program,
+    backend: Backend,
+    passes: Passes = PASSES,
+    bind: Callable[[Runner], Run] | None = None,
+) -> Outcome:
+    """What a backend computes in these passes; without `bind` a pass is one run of the program."""
+    runner = backend.compile(program, capacity=128, logit_capacity=128)
+    cache = _aligned(8, program.shape.page_bytes)
     logits: list[bytes] = []
+    starts = [0, 0]
     try:
-        for first, second in ((66, 5), (1, 13), (1, 0)):
-            batch = _batch(logits, first, second)
-            runner.run(0, len(painted.ops), batch, cache)
+        run = partial(runner.run, 0, len(program.ops)) if bind is None else bind(runner)
+        for counts in passes:
+            batch = _batch(starts, counts)
+            run(batch, cache)
             logits.append(runner.logits(len(batch.logit_rows)).tobytes())
+            starts = [start + count for start, count in zip(starts, counts, strict=True)]
         clipped = tuple(sorted(runner.saturations().items()))
     finally:
         runner.close()
     return Outcome(b"".join(logits), cache.tobytes(), clipped)
 
 
-_STARTS = ((0, 0), (66, 5), (67, 18))  # where each pass begins in each sequence
-
-
-def _batch(passes: list[bytes], first: int, second: int) -> Batch:
-    starts = _STARTS[len(passes)]
-    counts = [(s, n) for s, n in enumerate((first, second)) if n]
+def _batch(starts: list[int], rows: tuple[int, int]) -> Batch:
+    counts = [(s, n) for s, n in enumerate(rows) if n]
     positions = np.concatenate([np.arange(starts[s], starts[s] + n) for s, n in counts])
     sequences = np.concatenate([np.full(n, s) for s, n in counts])
     tokens = (positions * 193 + sequences * 61 + 7) % PERIOD

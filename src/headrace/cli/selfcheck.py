@@ -1,18 +1,20 @@
 """`headrace selfcheck`: every kernel tier of this machine against the definition.
 
-Painted models run on every tier and are compared byte for byte with the reference; then a short real
-generation on the default model, where it is installed. One digest covers it all.
+Painted models, dense ones and mixtures, run on every tier and are compared byte for byte with the reference; then a
+short real generation on the default model, where it is installed. One digest covers it all.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from headrace import locate
-from headrace.cli import painted
+from headrace.cli import painted, painted_mixture
 from headrace.errors import HeadraceError
 from headrace.kernels import select
 from headrace.llm import DEFAULT_MODEL, LLM
@@ -31,7 +33,9 @@ class MismatchError(HeadraceError):
 def selfcheck(*, kernels: str | None = None, threads: int | None = None) -> int:
     """Check that every kernel tier computes the same bits, and print one digest.
 
-    The digest is the same on every machine that has the default model, and on every one that has not.
+    Small dense models and mixtures run on every tier and must equal the definition; a mixture runs with all
+    experts in memory and with a small pool that reads them from a temporary file. The digest is the same on
+    every machine that has the default model, and on every one that has not.
 
     Parameters
     ----------
@@ -44,7 +48,7 @@ def selfcheck(*, kernels: str | None = None, threads: int | None = None) -> int:
     chosen = select.select(kernels or REFERENCE, threads=threads)
     tiers = _tiers(chosen.name if kernels else None)
     digest = hashlib.sha256()
-    for part in _painted(tiers, threads):
+    for part in (*_painted(tiers, threads), *_mixtures(tiers, threads)):
         digest.update(part)
     for part in _real(tiers, threads):
         digest.update(part)
@@ -66,7 +70,7 @@ def _tiers(wanted: str | None) -> list[str]:
 def _painted(tiers: Sequence[str], threads: int) -> list[bytes]:
     """The definition's outcome of every case, once every tier agrees with it."""
     start = time.perf_counter()
-    programs = {case.name: painted.program(case) for case in painted.CASES}
+    programs = {case.name: painted.paint(case).program for case in painted.CASES}
     right = {name: painted.outcome(p, select.select(REFERENCE)) for name, p in programs.items()}
     print(
         f"{REFERENCE}: computed {len(right)} painted models ({time.perf_counter() - start:.2f} s)",
@@ -83,6 +87,32 @@ def _painted(tiers: Sequence[str], threads: int) -> list[bytes]:
                     painted.outcome(program, backend),
                 )
         print(f"{tier}: {len(programs)} painted models equal ({time.perf_counter() - start:.2f} s)")
+    return [part for outcome in right.values() for part in outcome.parts]
+
+
+def _mixtures(tiers: Sequence[str], threads: int) -> list[bytes]:
+    """As `_painted`, for mixtures: every tier with every pool equals the definition with all experts in memory."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        models = {
+            case.name: painted_mixture.paint(case, Path(folder) / f"{number}.experts")
+            for number, case in enumerate(painted.MIXTURES)
+        }
+        definition, resident = select.select(REFERENCE), painted_mixture.POOLS[0]
+        right = {name: m.outcome(definition, resident) for name, m in models.items()}
+        print(
+            f"{REFERENCE}: computed {len(right)} painted mixtures ({time.perf_counter() - start:.2f} s)",
+            flush=True,
+        )
+        for tier in (t for t in tiers if t != REFERENCE):
+            start = time.perf_counter()
+            for count, pool in itertools.product({1, threads}, painted_mixture.POOLS):
+                backend = select.select(tier, threads=count)
+                for name, model in models.items():
+                    what = f"{tier} with {count} threads, {name}, {pool.name}"
+                    _compare(what, right[name], model.outcome(backend, pool))
+            seconds = time.perf_counter() - start
+            print(f"{tier}: {len(models)} painted mixtures equal ({seconds:.2f} s)")
     return [part for outcome in right.values() for part in outcome.parts]
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.artifact.unfinished import replacing
 from headrace.errors import SettingError
 from headrace.values import ExpertStats, GenerationStats
 
@@ -52,19 +53,25 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
         f" ended by {stats.finish_reason}"
     )
     if stats.experts is not None:
-        yield _experts(stats.experts)
+        yield _experts(stats.experts, _threads_seconds(stats, facts))
     clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
     if clipped:
         yield f"saturated values: {', '.join(clipped)}"
     yield f"fingerprint {stats.fingerprint}"
 
 
-def _experts(experts: ExpertStats) -> str:
+def _threads_seconds(stats: GenerationStats, facts: RunFacts) -> float:
+    """The time of a generation, of all its threads together: what they could have waited."""
+    return facts.threads * (stats.prefill_seconds + stats.decode_seconds)
+
+
+def _experts(experts: ExpertStats, threads_seconds: float) -> str:
+    share = experts.seconds_waited / threads_seconds if threads_seconds else 0.0
     guessed = f", {experts.guessed_right / experts.guessed:.0%} guessed" if experts.guessed else ""
     return (
         f"experts: {experts.uses:,} used, {experts.hit_rate:.1%} in memory{guessed};"
         f" read {experts.bytes_read / 1e6:,.0f} MB ({experts.bytes_wasted / 1e6:,.0f} in vain),"
-        f" waited {experts.seconds_waited:.2f} s"
+        f" threads waited {share:.0%} of their time"
     )
 
 
@@ -73,7 +80,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def as_json(stats: GenerationStats, facts: RunFacts) -> dict[str, Any]:
-    """The same for programs; times in seconds, rates in tokens a second, memory in bytes."""
+    """The same for programs; times in seconds, rates in tokens a second, memory in bytes.
+
+    `seconds_waited` of the experts is added up over the `threads`.
+    """
     body = {**asdict(stats), "saturations": dict(stats.saturations)}
     counts = {"read_tokens": stats.read_tokens, "decode_tokens": stats.decode_tokens}
     rates = {"prefill_rate": stats.prefill_rate, "decode_rate": stats.decode_rate}
@@ -92,9 +102,5 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
         path.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
         return
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as work:
         work.write_text(json.dumps(body, indent=1) + "\n", "utf-8")
-        work.replace(path)
-    finally:
-        work.unlink(missing_ok=True)
