@@ -148,6 +148,10 @@ class PyRunner {
 
   void set_watched(bool on) { runner_->set_watched(on); }
   int64_t expert_uses() { return runner_->mixture() ? runner_->mixture()->uses() : 0; }
+  std::tuple<int64_t, int64_t> foretold() {
+    const Mixture* m = runner_->mixture();
+    return m ? std::make_tuple(m->foretold(), m->foretold_right()) : std::make_tuple(int64_t(0), int64_t(0));
+  }
   void set_lookahead(bool on) { runner_->set_lookahead(on); }
 
   nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> forecast() {
@@ -429,6 +433,7 @@ void bind_runner(nb::module_& m) {
       .def("route_ahead", &PyRunner::route_ahead)
       .def("set_watched", &PyRunner::set_watched)
       .def("expert_uses", &PyRunner::expert_uses)
+      .def("foretold", &PyRunner::foretold)
       .def("set_lookahead", &PyRunner::set_lookahead)
       .def("forecast", &PyRunner::forecast)
       .def("experts", &PyRunner::experts)

@@ -72,10 +72,14 @@ void Mixture::likeliest(const int32_t* logits, int32_t* chosen) const {
 void Mixture::guess(int row, const int32_t* logits) { likeliest(logits, guessed_.data() + size_t(row) * shape_.top_k); }
 
 // R13.
-void Mixture::choose(int row, const int32_t* logits, bool normalise, bool gate) {
+void Mixture::choose(int layer, int row, const int32_t* logits, bool normalise, bool gate) {
   const int n = shape_.num_experts, k = shape_.top_k;
   int32_t* chosen = chosen_.data() + size_t(row) * k;
   likeliest(logits, chosen);
+  if (layer == guessed_layer_ && row < guessed_rows_) {
+    const int32_t* guessed = guessed_.data() + size_t(row) * k;
+    right_[row] = int(std::count_if(chosen, chosen + k, [&](int e) { return std::find(guessed, guessed + k, e) != guessed + k; }));
+  }
   const int64_t peak = logits[chosen[0]];
   const auto weight = [&](int e) { return exp2_((peak - logits[e]) * kLog2e >> (4 + shape_.fraction_bits)); };
   int64_t total = 0;
@@ -98,6 +102,11 @@ bool Mixture::group(int layer, int rows, int ahead) {
   for (int e = shape_.num_experts; e > 0; --e) start_[e] = start_[e - 1];
   start_[0] = 0;
   for (int i = 0; i < pairs; ++i) row_of_[place_[i]] = i / k;
+  for (int row = 0; layer == guessed_layer_ && row < std::min(rows, guessed_rows_); ++row) {
+    foretold_ += k;
+    foretold_right_ += right_[row];
+  }
+  guessed_layer_ = ahead;
   guessed_rows_ = ahead < 0 ? 0 : rows;
   whole_ = size_t(pairs) <= max_pairs_;
   groups_ = 0;  // the first will set the sums, whatever a pass that ended early has left in them

@@ -63,9 +63,11 @@ class Mixture {
   bool bound() const { return slots_.memory != nullptr; }
 
   // Chooses the experts of a row from its logits; `gate` follows them when the layer has a shared expert.
-  void choose(int row, const int32_t* logits, bool normalise, bool gate);
+  void choose(int layer, int row, const int32_t* logits, bool normalise, bool gate);
   // Chooses the likeliest experts of a later layer as a guess.
   void guess(int row, const int32_t* logits);
+  // A pass begins: what was guessed in the one before is void.
+  void begin() { guessed_rows_ = 0; }
   // Groups the rows by expert, once all have chosen; false when an expert that was chosen, or guessed for layer
   // `ahead`, has no slot. ahead -1: there are no guesses.
   bool group(int layer, int rows, int ahead);
@@ -100,6 +102,8 @@ class Mixture {
   // The expert whose read failed since the last call, as layer * 2^16 + expert, or -1.
   int take_failure() { return failed_.exchange(-1); }
   int64_t uses() const { return uses_; }
+  int64_t foretold() const { return foretold_; }  // choices that had been guessed for
+  int64_t foretold_right() const { return foretold_right_; }
   int64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
  private:
@@ -140,7 +144,7 @@ class Mixture {
   const size_t max_pairs_;  // that the buffers hold
   ExpertSlots slots_{};
 
-  int rows_ = 0, layer_ = 0, guessed_rows_ = 0;
+  int rows_ = 0, layer_ = 0, guessed_rows_ = 0, guessed_layer_ = -1;
   bool whole_ = true;  // all pairs of the pass fit: mixed at once
   bool last_ = true;   // what was taken is the last of the layer
   std::vector<int32_t> chosen_, shares_, gates_;  // [rows][top_k], [rows][top_k], [rows]
@@ -155,7 +159,8 @@ class Mixture {
   Vectors gathered_, inner_;
   std::vector<int32_t> wide_, outputs_;  // [max_pairs][2 expert_rows], [max_pairs][hidden]
   std::vector<int64_t> sums_;            // [capacity][hidden] where a pass may have more pairs than fit
-  int64_t uses_ = 0;
+  int64_t uses_ = 0, foretold_ = 0, foretold_right_ = 0;
+  int right_[kForecastRows] = {};  // of a row's choices those that had been guessed
   std::atomic<int> failed_{-1};
   std::atomic<int64_t> waited_ns_{0};
 };

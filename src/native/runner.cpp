@@ -131,7 +131,10 @@ int Runner::run(int begin, int end, const Batch& batch) {
   ++run_;
   stopped_ = end;
   part_ = false;
-  if (begin == 0) rows_ = batch.rows;
+  if (begin == 0) {
+    rows_ = batch.rows;
+    if (mixture_) mixture_->begin();
+  }
   make_row_blocks();
   pool_.run(begin, end);
   return stopped_;
@@ -270,7 +273,7 @@ void Runner::silu_mul(const Operation& op, Thread& t, int row, const Activations
 void Runner::route(const Operation& op, Thread& t, int row) {
   tier_.route(row_of(kX, row), op.gain, shape_.fraction_bits, op.router, t.logits.data(),
               reinterpret_cast<int32_t*>(t.wide.data()), &t.clipped[kSiteRouter]);
-  mixture_->choose(row, t.logits.data(), op.normalise, op.gate);
+  mixture_->choose(op.layer, row, t.logits.data(), op.normalise, op.gate);
   if (!guesses(op)) return;
   int64_t ignored = 0;
   tier_.route(row_of(kX, row), op.ahead_gain, shape_.fraction_bits, op.ahead_router, t.logits.data(),

@@ -34,10 +34,10 @@ def test_a_small_pool_reads_again_and_again(
     resident, small = seen
     total = sum(r.num_experts for r in model.records)
     assert total * 2 / 3 < resident.reads <= total  # routes differ: most experts are chosen
-    assert small.reads > 2 * total
+    assert small.reads + small.swept > 2 * total
     assert small.swept > total
     assert small.misses > 0
-    assert small.forecast > 0
+    assert small.reads > small.misses  # guesses
 
 
 def test_nothing_is_saturated_to_equality(model: painted_mixture.PaintedMixture) -> None:

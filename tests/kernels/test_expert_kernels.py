@@ -322,7 +322,7 @@ def test_a_run_stops_where_an_expert_has_no_slot(tier: str) -> None:
 
 def test_lookahead_guesses_and_changes_nothing() -> None:
     model = Model(CONFIG)
-    plain, guesses = Run(model, "portable").read(2), []
+    plain, guesses, counts = Run(model, "portable").read(2), [], []
     for tier in ("portable", "reference"):
         run = Run(model, tier)
         run.runner.set_lookahead(True)
@@ -338,9 +338,15 @@ def test_lookahead_guesses_and_changes_nothing() -> None:
         run.slots.table[1] = table[1]
         assert run.runner.run(stopped, size, batch(2), run.cache) == size
         assert run.runner.logits(2).tobytes() + run.cache.tobytes() == plain
+        counts.append(run.runner.foretold())
         assert run.read(9)
+        assert run.runner.foretold() == counts[-1]
         assert len(run.runner.forecast()) == 0  # too many rows to guess for
     assert guesses[0] == guesses[1]
+    assert counts[0] == counts[1]
+    choices, right = counts[0]
+    assert choices == 2 * 3 * (model.config.num_layers - 1)
+    assert 0 < right <= choices
     assert len(guesses[0]) == 2
 
 

@@ -93,14 +93,15 @@ class Mixture:
     def stats(self) -> ExpertStats:
         """Since the engine was made."""
         s = self.stream.stats
+        guessed, guessed_right = self._runner.foretold()
         return ExpertStats(
             uses=self._runner.expert_uses(),
             reads=s.reads + s.swept,
             bytes_read=s.bytes_read,
             bytes_wasted=s.bytes_wasted,
             seconds_waited=self._runner.seconds_waited() + s.seconds_waited,
-            guessed=s.forecast,
-            guessed_right=s.forecast_right,
+            guessed=guessed,
+            guessed_right=guessed_right,
         )
 
     def _serve(self, at: int, batch: p.Batch, cache: NDArray[np.uint8], admit: bool) -> int:

@@ -6,7 +6,7 @@ Nothing here can change a token: the caller's router decides, and a kernel compu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,7 @@ class StreamStats:
 
     warmed: experts that were to be read before they were asked for. hits, misses: experts of decode steps that had a
     slot, and not. reads: experts that were read for those and for forecasts. swept: experts that prefill read;
-    swept_hits: that it found in the pool. forecast: experts chosen by layers that had a forecast; forecast_right:
-    those of it.
+    swept_hits: that it found in the pool.
     """
 
     warmed: int = 0
@@ -50,23 +49,9 @@ class StreamStats:
     reads: int = 0
     swept: int = 0
     swept_hits: int = 0
-    forecast: int = 0
-    forecast_right: int = 0
     bytes_read: int = 0
     bytes_wasted: int = 0  # read for a forecast, or a next layer of a sweep, and not used
     seconds_waited: float = 0.0
-
-    @property
-    def forecast_agreement(self) -> float:
-        return self.forecast_right / max(self.forecast, 1)
-
-
-@dataclass
-class _Forecasts:
-    """Experts foretold of layers that have not run yet, and the slots that were taken for them."""
-
-    experts: dict[int, set[int]] = field(default_factory=dict)  # by layer
-    slots: dict[int, int] = field(default_factory=dict)  # slot to layer
 
 
 class ExpertStream:
@@ -100,7 +85,7 @@ class ExpertStream:
         )
         self._sweep = Sweep(self.pool, self.store)
         self._stats = StreamStats()
-        self._forecasts = _Forecasts()
+        self._foretold: dict[int, int] = {}  # slots taken for forecasts, and their layers
         self._pinned: set[int] = set()  # slots of the layer that was supplied last
         self._warming: set[int] = set()  # slots that `warm` reads into
         self._in_step = False
@@ -140,7 +125,7 @@ class ExpertStream:
         self.store.lanes.drain()
         self.pool.reset()
         self._sweep.reset()
-        self._forecasts = _Forecasts()
+        self._foretold = {}
         self._pinned, self._warming = set(), set()
         self._in_step = False
 
@@ -178,14 +163,13 @@ class ExpertStream:
     def prefetch(self, layer: int, experts: Sequence[int]) -> None:
         """Begin to read experts that a later layer will probably choose, the likeliest first, into reserved slots."""
         experts = [int(e) for e in experts]
-        self._forecasts.experts[layer] = set(experts)
         self._free_failed(layer)
         kept = self._kept()
         kept |= {slot for e in experts if (slot := self.pool.slot(layer, e)) >= 0}
         room = self.options.reserve - self._guesses()
         missing = [e for e in dict.fromkeys(experts) if not self.pool.resident(layer, e)]
         claimed = self.pool.claim(layer, missing[: max(room, 0)], kept)
-        self._forecasts.slots.update((slot, layer) for _, slot in claimed)
+        self._foretold.update((slot, layer) for _, slot in claimed)
         self._stats.reads += len(claimed)
         self.store.read(layer, claimed, prefetch=True)
 
@@ -205,6 +189,7 @@ class ExpertStream:
 
     def end_step(self) -> None:
         """The pass has ended, well or with an error of the house: no kernel uses a slot until the next `supply`."""
+        self._judge(self.slots.table.shape[0], [])
         self._pinned = set()
         self._sweep.drop()
         self._in_step = False
@@ -259,7 +244,7 @@ class ExpertStream:
 
     def _claim(self, layer: int, experts: list[int], pinned: set[int]) -> list[tuple[int, int]]:
         """Slots for all experts: forecasts keep theirs if that is possible, reads in flight are ended if need be."""
-        kept = pinned | set(self._forecasts.slots)
+        kept = pinned | set(self._foretold)
         if self.pool.evictable(kept) < len(experts):
             kept = pinned
         for slot in self._reading():
@@ -274,7 +259,7 @@ class ExpertStream:
 
     def _kept(self) -> set[int]:
         """Slots that nothing but a layer's own need takes."""
-        return self._pinned | set(self._forecasts.slots)
+        return self._pinned | set(self._foretold)
 
     def _reading(self) -> list[int]:
         out: list[int] = np.flatnonzero(
@@ -287,7 +272,7 @@ class ExpertStream:
         self._warming.discard(slot)
         if self.store.lanes.cancel(slot):
             self.pool.free(slot)
-            self._forecasts.slots.pop(slot, None)
+            self._foretold.pop(slot, None)
         else:
             self.store.lanes.wait(slot)
 
@@ -297,19 +282,15 @@ class ExpertStream:
         """Slots that forecasts hold, with those of wrong ones that are still being read."""
         reading = set(self._reading())
         self._warming &= reading
-        return len(set(self._forecasts.slots) | (reading - self._pinned - self._warming))
+        return len(set(self._foretold) | (reading - self._pinned - self._warming))
 
     def _judge(self, layer: int, wanted: list[int]) -> None:
         """The layer's choice is known: confirm what was foretold rightly, give up what was not."""
-        foretold = self._forecasts.experts.pop(layer, None)
-        if foretold is not None:
-            self._stats.forecast += len(wanted)
-            self._stats.forecast_right += len(foretold.intersection(wanted))
         chosen = {self.pool.slot(layer, e) for e in wanted}
-        for slot, of in list(self._forecasts.slots.items()):
+        for slot, of in list(self._foretold.items()):
             if of > layer:
                 continue  # its turn comes
-            del self._forecasts.slots[slot]
+            del self._foretold[slot]
             if slot in chosen or self.pool.was_used(slot):
                 continue  # an expert of the pool like any other from now on
             if self.slots.state[slot] == READING and self.store.lanes.cancel(slot):
@@ -319,9 +300,9 @@ class ExpertStream:
 
     def _forget_lost(self) -> None:
         """Forecasts whose slot went to another expert."""
-        for slot, layer in list(self._forecasts.slots.items()):
+        for slot, layer in list(self._foretold.items()):
             if self.pool.layer[slot] != layer:
-                del self._forecasts.slots[slot]
+                del self._foretold[slot]
 
     # ---- failures ---------------------------------------------------------------------------------
 
@@ -335,6 +316,6 @@ class ExpertStream:
         """Of one layer, or of all."""
         layers = range(len(self.slots.table)) if layer is None else [layer]
         for slot in [slot for one in layers for slot in self._slots_of(one, FAILED)]:
-            self._forecasts.slots.pop(slot, None)
+            self._foretold.pop(slot, None)
             self._pinned.discard(slot)
             self.pool.free(slot)

@@ -113,6 +113,9 @@ class NativeRunner:
     def expert_uses(self) -> int:
         return self._open.expert_uses()
 
+    def foretold(self) -> tuple[int, int]:
+        return self._open.foretold()
+
     def seconds_waited(self) -> float:
         return self._open.waited() * 10**-9
 

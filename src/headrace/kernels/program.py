@@ -338,6 +338,9 @@ class Runner(Protocol):
     def expert_uses(self) -> int:
         """How many experts, counted once a layer and pass, were used since the runner was made."""
 
+    def foretold(self) -> tuple[int, int]:
+        """How many choices of rows had been guessed for since the runner was made, and how many of them rightly."""
+
     def seconds_waited(self) -> float:
         """Time that kernels waited for experts to be read, of all threads together."""
 

@@ -51,11 +51,14 @@ class ReferenceRunner:
         self._lookahead = self._watched = False
         self._uses = 0
         self._guessed = np.zeros((0, shape.top_k), np.int64)
+        self._guessed_layer = -1
+        self._foretold = np.zeros(2, np.int64)  # choices, and those guessed rightly
         self._outputs: dict[tuple[int, int], Int] = {}  # of (row, expert)
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         if begin == 0:
             self._rows = len(batch.tokens)
+            self._guessed_layer = -1
         for index in range(begin, end):
             op = self._program.ops[index]
             self._step(op, batch, cache)
@@ -77,6 +80,10 @@ class ReferenceRunner:
 
     def expert_uses(self) -> int:
         return self._uses
+
+    def foretold(self) -> tuple[int, int]:
+        choices, right = self._foretold.tolist()
+        return choices, right
 
     def seconds_waited(self) -> float:
         return 0  # it never waits
@@ -254,6 +261,11 @@ class ReferenceRunner:
         self._chosen = np.array([ids for ids, _ in chosen]).reshape(-1, op.top_k)
         self._shares = np.array([shares for _, shares in chosen]).reshape(-1, op.top_k)
         self._gates = np.array(gates).reshape(len(chosen), -1)
+        if op.layer == self._guessed_layer:
+            right = [
+                np.isin(*pair).sum() for pair in zip(self._chosen, self._guessed, strict=False)
+            ]
+            self._foretold += len(right) * op.top_k, sum(right)
         self._guess(op)
 
     def _router_logits(self, row: Int, gain: p.Gain, router: p.Router) -> ops.Saturated:
@@ -270,6 +282,7 @@ class ReferenceRunner:
                 logits = logits[: self._shape.num_experts]
                 guesses.append(ops.choose_experts(logits, op.top_k, True, f)[0])
         self._guessed = np.array(guesses, np.int64).reshape(-1, op.top_k)
+        self._guessed_layer = -1 if op.ahead is None else op.ahead.layer
 
     def _run_expert(self, op: p.Experts, expert: int, slot: int) -> None:
         slots, f = self._bound(), self._shape.fraction_bits
