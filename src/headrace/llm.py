@@ -112,9 +112,13 @@ class LLM:
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
-        self.engine.warm()
-        self._governor = _governor(self.plan, self.engine)
-        self._timeline = self.engine.new_sequence()
+        try:
+            self.engine.warm()
+            self._governor = _governor(self.plan, self.engine)
+            self._timeline = self.engine.new_sequence()
+        except BaseException:
+            self.engine.close()
+            raise
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -260,6 +264,7 @@ class LLM:
         self, ids: list[int], sampling: SamplingParams, continues: bool
     ) -> Generator[str, None, None]:
         with self._own_turn():
+            self.last = None
             answer = _Answer(self.tokenizer, sampling, continues)
             steps = self.engine.generate(
                 ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
@@ -278,7 +283,9 @@ class LLM:
                         if piece := answer.flush(cut=cut):
                             yield piece
             finally:
-                self.last = answer.completion(self.engine.stats)
+                # Without statistics an interruption came before the engine could leave them; it is on its way.
+                if (stats := self.engine.stats) is not None:
+                    self.last = answer.completion(stats)
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
@@ -326,8 +333,7 @@ class _Answer:
         self._text.append(piece)
         return piece
 
-    def completion(self, stats: GenerationStats | None) -> Completion:
-        assert stats is not None, "a generation that was begun leaves statistics"
+    def completion(self, stats: GenerationStats) -> Completion:
         if self.stopped:
             stats = replace(stats, finish_reason="stop")
         return Completion("".join(self._text), tuple(self._tokens), stats.finish_reason, stats)

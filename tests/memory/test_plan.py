@@ -230,7 +230,7 @@ def test_a_budget_that_the_machine_has_not() -> None:
 
 def test_a_window_of_its_own_choice_gives_way() -> None:
     """The budget would hold a longer context than the machine; the model itself fits."""
-    tight = plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, PlanOptions(memory_gb=8.5))
+    tight = plan(Machine(16 * GB, 6 * GB, 1), MIXTURE, PlanOptions(memory_gb=8.5))
     roomy = plan(MACHINE, MIXTURE, PlanOptions(memory_gb=8.5))
     assert isinstance(tight, Plan)
     assert isinstance(roomy, Plan)
@@ -239,7 +239,7 @@ def test_a_window_of_its_own_choice_gives_way() -> None:
     assert tight.ledger.committed <= 6 * GB
     assert tight.ledger.total == 85 * GB // 10
     asked = PlanOptions(memory_gb=8.5, max_context=MIXTURE.context)
-    assert isinstance(plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, asked), Refusal)
+    assert isinstance(plan(Machine(16 * GB, 6 * GB, 1), MIXTURE, asked), Refusal)
 
 
 def test_a_window_that_does_not_fit_names_the_nearest() -> None:

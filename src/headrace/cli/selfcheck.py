@@ -10,9 +10,11 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from headrace import locate
 from headrace.cli import painted
+from headrace.cli.whole import WHOLE
 from headrace.errors import HeadraceError
 from headrace.kernels import select
 from headrace.llm import DEFAULT_MODEL, LLM
@@ -28,7 +30,7 @@ class MismatchError(HeadraceError):
     code = "mismatch"
 
 
-def selfcheck(*, kernels: str | None = None, threads: int | None = None) -> int:
+def selfcheck(*, kernels: str | None = None, threads: Annotated[int | None, WHOLE] = None) -> int:
     """Check that every kernel tier computes the same bits, and print one digest.
 
     The digest is the same on every machine that has the default model, and on every one that has not.
