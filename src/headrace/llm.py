@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import clear_frames
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
@@ -97,9 +98,30 @@ class LLM:
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. Raises MemoryBudgetError for what cannot fit.
         """
+        window = "auto" if max_context is None else max_context
+        memory = memory or PlanOptions(memory_gb=memory_gb, max_context=window)
         self.artifact = open_artifact(locate.locate(model))
-        threads, kernels = locate.compute_settings(threads, kernels)
-        memory = memory or PlanOptions(memory_gb=memory_gb, max_context=max_context or "auto")
+        self._turn = threading.Lock()
+        self._owner: int | None = None
+        self._steps: Generator[Token, None, None] | None = None
+        self._cancelled = threading.Event()
+        self._closed = False
+        self.last: Completion | None = None
+        try:
+            self._load(*locate.compute_settings(threads, kernels), memory, trace_routes)
+        except BaseException as error:
+            # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
+            clear_frames(error.__traceback__)
+            vars(self).clear()
+            raise
+
+    def _load(
+        self,
+        threads: int | None,
+        kernels: str | None,
+        memory: PlanOptions,
+        trace_routes: Path | None,
+    ) -> None:
         self.plan = plan_model(self.artifact, memory, read_machine(), threads=threads).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
@@ -119,12 +141,6 @@ class LLM:
         except BaseException:
             self.engine.close()
             raise
-        self._turn = threading.Lock()
-        self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | None = None
-        self._cancelled = threading.Event()
-        self._closed = False
-        self.last: Completion | None = None
 
     def __enter__(self) -> Self:
         return self
