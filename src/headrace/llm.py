@@ -98,8 +98,10 @@ class LLM:
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. Raises MemoryBudgetError for what cannot fit.
         """
-        window = "auto" if max_context is None else max_context
-        memory = memory or PlanOptions(memory_gb=memory_gb, max_context=window)
+        if memory is None:
+            memory = PlanOptions(
+                memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
+            )
         self.artifact = open_artifact(locate.locate(model))
         self._turn = threading.Lock()
         self._owner: int | None = None

@@ -324,6 +324,11 @@ def test_a_completion_is_its_text_and_equal_ones_are_equal(llm: LLM) -> None:
     assert llm.logits(np.array([1, 2])).shape[0] == 2
 
 
+def test_a_context_of_nothing_is_refused(path: Path) -> None:
+    with pytest.raises(SettingError, match="max_context"):
+        LLM(path, max_context=0)
+
+
 def _held() -> tuple[int, int]:
     """Threads and open files of this process."""
     threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
