@@ -18,6 +18,7 @@ from headrace.errors import SettingError
 
 PREFIX = "HEADRACE_"
 PYPI = "https://pypi.org/simple"
+MAX_THREADS = 1024
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -56,6 +57,13 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
             )
     given = {known[n]: v for n, v in env.items() if n in known and v != ""}
     return Settings(**{name: _parse(name, value) for name, value in _with_home(given).items()})
+
+
+def check_threads(threads: int) -> int:
+    """A number of threads as it is. Raises SettingError for one that no kernel takes."""
+    if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+        raise SettingError(f"threads is {threads!r:.40}; it must be between 1 and {MAX_THREADS}")
+    return threads
 
 
 def package_index(environment: Mapping[str, str] | None = None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import clear_frames
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
@@ -97,9 +98,32 @@ class LLM:
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. Raises MemoryBudgetError for what cannot fit.
         """
+        if memory is None:
+            memory = PlanOptions(
+                memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
+            )
         self.artifact = open_artifact(locate.locate(model))
-        threads, kernels = locate.compute_settings(threads, kernels)
-        memory = memory or PlanOptions(memory_gb=memory_gb, max_context=max_context or "auto")
+        self._turn = threading.Lock()
+        self._owner: int | None = None
+        self._steps: Generator[Token, None, None] | None = None
+        self._cancelled = threading.Event()
+        self._closed = False
+        self.last: Completion | None = None
+        try:
+            self._load(*locate.compute_settings(threads, kernels), memory, trace_routes)
+        except BaseException as error:
+            # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
+            clear_frames(error.__traceback__)
+            vars(self).clear()
+            raise
+
+    def _load(
+        self,
+        threads: int | None,
+        kernels: str | None,
+        memory: PlanOptions,
+        trace_routes: Path | None,
+    ) -> None:
         self.plan = plan_model(self.artifact, memory, read_machine(), threads=threads).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
@@ -112,15 +136,13 @@ class LLM:
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
-        self.engine.warm()
-        self._governor = _governor(self.plan, self.engine)
-        self._timeline = self.engine.new_sequence()
-        self._turn = threading.Lock()
-        self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | None = None
-        self._cancelled = threading.Event()
-        self._closed = False
-        self.last: Completion | None = None
+        try:
+            self.engine.warm()
+            self._governor = _governor(self.plan, self.engine)
+            self._timeline = self.engine.new_sequence()
+        except BaseException:
+            self.engine.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +282,7 @@ class LLM:
         self, ids: list[int], sampling: SamplingParams, continues: bool
     ) -> Generator[str, None, None]:
         with self._own_turn():
+            self.last = None
             answer = _Answer(self.tokenizer, sampling, continues)
             steps = self.engine.generate(
                 ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
@@ -278,7 +301,9 @@ class LLM:
                         if piece := answer.flush(cut=cut):
                             yield piece
             finally:
-                self.last = answer.completion(self.engine.stats)
+                # Without statistics an interruption came before the engine could leave them; it is on its way.
+                if (stats := self.engine.stats) is not None:
+                    self.last = answer.completion(stats)
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
@@ -326,8 +351,7 @@ class _Answer:
         self._text.append(piece)
         return piece
 
-    def completion(self, stats: GenerationStats | None) -> Completion:
-        assert stats is not None, "a generation that was begun leaves statistics"
+    def completion(self, stats: GenerationStats) -> Completion:
         if self.stopped:
             stats = replace(stats, finish_reason="stop")
         return Completion("".join(self._text), tuple(self._tokens), stats.finish_reason, stats)

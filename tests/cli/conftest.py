@@ -27,3 +27,9 @@ def model(tiny_artifact: Callable[[str], Artifact]) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Hugging Face directory."""
     return tiny.write_checkpoint(tmp_path_factory.mktemp("source") / "checkpoint", "qwen2")
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny artifact with experts, whose folder may be written to."""
+    return tiny.make(tmp_path_factory.mktemp("mixture") / "mixtral", "mixtral").path

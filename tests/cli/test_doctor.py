@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headrace.memory.facts import plan_model
+from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.inputs import PlanOptions
-from headrace.memory.ledger import Plan
+from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import simulated, usable_cores
 from shell import Shell
 
@@ -94,6 +94,103 @@ def test_flags_that_cannot_be(
     assert b"Traceback" not in done.stderr
 
 
+def test_threads_are_those_of_a_run(shell: Shell, mixture: Path) -> None:
+    """Whoever plans plans for the threads that a load would have."""
+
+    def asked(*arguments: str | Path, **environment: str) -> tuple[int, str]:
+        done = shell.run(*arguments, "--memory-gb", gb, **environment)
+        message = [line for line in done.stderr.decode().splitlines() if line.startswith("error")]
+        return done.returncode, "".join(message)
+
+    few, many = (model_facts(mixture, threads=n).workspace.nbytes(16, 512) / 1e9 for n in (1, 64))
+    alone = _json(shell, mixture, "--sim-ram", "8", "--threads", "1")
+    assert (
+        alone["facts"]["workspace"]
+        != _json(shell, mixture, "--threads", "64")["facts"]["workspace"]
+    )
+    least = plan_model(
+        mixture, PlanOptions(memory_gb=0.01, max_context=512), simulated(10**10, None, 1), threads=1
+    )
+    assert isinstance(least, Refusal)
+    gb = f"{least.needed_bytes / 1e9 + (many - few) / 2:.4f}"
+    doctor = ("doctor", mixture, "--no-measure", "--max-context", "512")
+    check = ("context-check", mixture, "--plan-only", "--tokens", "512")
+    run = ("run", mixture, "--prompt", "x", "--max-tokens", "1", "--max-context", "512")
+    fit = ("fit-forecast", mixture, "--max-context", "512", "--tokens", "256")
+    for command in (doctor, check, run):
+        assert asked(*command, "--threads", "1") == (0, "")
+        assert asked(*command, HEADRACE_THREADS="1") == (0, "")
+    refused = asked(*doctor, "--threads", "64")
+    assert refused[0] == 2
+    for command in (doctor, check, run, fit):
+        assert asked(*command, "--threads", "64") == refused
+        assert asked(*command, HEADRACE_THREADS="64") == refused
+        assert asked(*command, "--threads", "0")[0] == 2
+
+
+def test_flags_that_cannot_be_are_json_too(shell: Shell, model: Path) -> None:
+    """Programs get one object, whatever is wrong."""
+    cases = {
+        "bad_setting": (("--memory-gb", "-1"), ("--max-context", "1.5"), ("--max-context", "many"),
+                        ("--threads", "2.5"), ("--experts-per-layer", "2.5"), ("--sim-available", "1"), ("--what",)),
+        "bad_file": (("/nowhere/at.gguf",),),
+        "unknown_model": (("gpt:9000t",),),
+    }  # fmt: skip
+    for code, flags in cases.items():
+        for extra in flags:
+            named = () if code != "bad_setting" else (model,)
+            done = shell.run("doctor", *named, *extra, "--json", "--no-measure")
+            assert done.returncode == 2
+            body = json.loads(done.stdout)
+            assert list(body) == ["error"]
+            assert body["error"]["code"] == code
+            assert done.stderr.decode().startswith(f"error: {body['error']['message']}")
+    for command in ("inspect", "context-check", "bench"):
+        done = shell.run(command, "/nowhere/at.gguf", "--json")
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "bad_file")
+    refused = shell.run("doctor", model, "--memory-gb", "0.01", "--json", "--no-measure")
+    assert json.loads(refused.stdout)["refusal"] is not None
+
+
+def test_budgets_beyond_the_machine(shell: Shell, model: Path) -> None:
+    for flags in (("--memory-gb", "4e9"), ("--sim-ram", "8", "--memory-gb", "9")):
+        done = shell.run("doctor", model, "--no-measure", *flags)
+        assert done.returncode == 2
+        assert b"more than this machine has" in done.stderr
+        assert b"--memory-gb " in done.stderr
+
+
+def test_a_machine_with_nothing_free(shell: Shell, model: Path) -> None:
+    done = shell.run(
+        "doctor", model, "--no-measure", "--json", "--sim-ram", "8", "--sim-available", "0"
+    )
+    assert done.returncode == 2
+    body = json.loads(done.stdout)
+    assert body["refusal"]["budget_bytes"] == body["machine"]["available_bytes"] == 0
+
+
+def test_what_has_to_be_done_first(shell: Shell, checkpoint: Path) -> None:
+    for name, command in (
+        (checkpoint, "headrace convert"),
+        ("smollm2:135m", "headrace pull smollm2:135m"),
+    ):
+        done = shell.run("doctor", name, "--no-measure", "--json")
+        assert done.returncode == 2
+        assert json.loads(done.stdout)["plan"] is None
+        assert command in done.stderr.decode()
+    assert shell.run("doctor", "--no-measure").returncode == 0
+
+
+def test_where_weights_are_read_from(shell: Shell, mixture: Path) -> None:
+    whole = shell.run("doctor", mixture, "--sim-ram", "8").stdout.decode()
+    assert " from memory" in whole
+    assert "disk first" not in whole
+    some = shell.run(
+        "doctor", mixture, "--sim-ram", "8", "--experts-per-layer", "3"
+    ).stdout.decode()
+    assert "of them from disk first" in some or "no speed" in some
+
+
 def test_damaged_files_are_told(shell: Shell, model: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
@@ -109,7 +206,9 @@ def test_damaged_files_are_told(shell: Shell, model: Path, tmp_path: Path) -> No
 
 def test_nothing_is_pulled_or_converted(shell: Shell, checkpoint: Path) -> None:
     for arguments in ((), (checkpoint,)):
-        shown = _json(shell, *arguments)
+        done = shell.run("doctor", *arguments, "--json", "--no-measure")
+        assert done.returncode == (2 if arguments else 0)
+        shown = json.loads(done.stdout)
         assert shown["path"] is None
         assert shown["plan"] is None
         assert shown["warnings"]

@@ -5,16 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-import tiny
 from headrace.experts.trace import read_routes
 from shell import Shell
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("mixture") / "mixtral", "mixtral").path
 
 
 def run(shell: Shell, *arguments: object) -> tuple[str, dict[str, object]]:
@@ -33,7 +25,7 @@ def test_a_pool_changes_no_token(shell: Shell, mixture: Path) -> None:
         assert (small, less["fingerprint"]) == (text, stats["fingerprint"])
         experts = less["experts"]
         assert isinstance(experts, dict)
-        assert experts["bytes_read"] > 0
+        assert size == 8 or experts["bytes_read"] > 0  # all of them may be there before it begins
         assert experts["uses"] == stats["experts"]["uses"]  # type: ignore[index]
 
 
@@ -100,6 +92,7 @@ def test_context_check(shell: Shell, mixture: Path) -> None:
     assert len(report["reply"]) == 5
     assert report["fits"] is True
     assert 0 < report["peak_bytes"] <= report["target_bytes"]
+    assert report["window"] == 300
     plain = shell.run("context-check", mixture, "--tokens", 300, "--ladder")
     assert plain.returncode == 0
     assert b"kept" in plain.stdout
@@ -109,3 +102,40 @@ def test_context_check(shell: Shell, mixture: Path) -> None:
     long = shell.run("context-check", mixture, "--tokens", 100000)
     assert long.returncode == 2
     assert b"the model's own context is 1024" in long.stderr
+
+
+def test_context_check_takes_what_the_model_holds(shell: Shell, mixture: Path) -> None:
+    """The reply comes out of the length, so a model's whole context can be asked for, and is by default."""
+    for flags, size in (((), 1024), (("--tokens", 1024), 1024), (("--max-context", 100), 100)):
+        done = shell.run("context-check", mixture, "--json", "--kernels", "auto", *flags)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["tokens"], report["window"], len(report["reply"])) == (size, size, 16)
+        assert report["stats"]["prompt_tokens"] == size - 16
+
+
+def test_context_check_refuses_before_it_loads(shell: Shell, checkpoint: Path) -> None:
+    for flags, word in (
+        (("--tokens", 100, "--max-context", 50), b"max_context, 50"),
+        (("--tokens", 16), b"reply_tokens is 16"),
+        (("--max-context", 16), b"reply_tokens is 16"),
+        (("--tokens", 0), b"tokens is 0"),
+        (("--tokens", "100.5"), b"100.5"),
+    ):
+        done = shell.run("context-check", checkpoint, *flags)
+        assert done.returncode == 2
+        assert word in done.stderr
+        assert not done.stdout
+        assert not shell.home.exists()
+
+
+def test_whole_numbers_are_not_rounded(shell: Shell, mixture: Path) -> None:
+    for command, flag in (
+        ("run", "--max-context"), ("run", "--threads"), ("run", "--seed"), ("run", "--max-tokens"), ("run", "--top-k"),
+        ("run", "--experts-per-layer"), ("fit-forecast", "--tokens"), ("bench", "--repetitions"),
+        ("selfcheck", "--threads"),
+    ):  # fmt: skip
+        model = () if command == "selfcheck" else (mixture,)
+        done = shell.run(command, *model, flag, "2.5")
+        assert done.returncode == 2
+        assert b"no whole number" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 from headrace.artifact.container import Artifact
+from headrace.engine.engine import Engine
+from headrace.engine.generation import Generation
+from headrace.engine.mixture import Mixture
 from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
+from headrace.experts.stream import ExpertStream
 from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
 from headrace.values import Message, SamplingParams
 
@@ -317,3 +322,67 @@ def test_a_completion_is_its_text_and_equal_ones_are_equal(llm: LLM) -> None:
     assert first == again
     assert first != llm.generate("Why?", seed=5, max_tokens=7)
     assert llm.logits(np.array([1, 2])).shape[0] == 2
+
+
+def test_a_context_of_nothing_is_refused(path: Path) -> None:
+    with pytest.raises(SettingError, match="max_context"):
+        LLM(path, max_context=0)
+
+
+def _held() -> tuple[int, int]:
+    """Threads and open files of this process."""
+    threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
+    return threads, files
+
+
+def test_a_load_that_fails_holds_nothing(
+    tiny_artifact: Callable[[str], Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its error, and with it the half-made object, is kept."""
+    mixture = tiny_artifact("mixtral").path
+    LLM(mixture, threads=3).close()
+    before, kept = _held(), []
+    for _ in range(4):
+        with pytest.raises(FileError) as told:
+            LLM(mixture, threads=3, trace_routes=tmp_path / "missing" / "routes")
+        kept.append(told.value)
+
+    def broken(self: Engine) -> None:
+        raise MemoryError
+
+    for owner, name in (
+        (Engine, "warm"),
+        (Engine, "new_sequence"),
+        (ExpertStream, "__init__"),
+        (Mixture, "__init__"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *a, **k: broken(a[0]))
+            with pytest.raises(MemoryError) as failed:
+                LLM(mixture, threads=3, trace_routes=tmp_path / "routes")
+            kept.append(failed.value)
+    assert _held() == before
+    assert len(kept) == 8
+
+
+def test_an_interruption_before_the_engine_begins_stays_one(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised as it is, and no statistics of another generation stand for it."""
+    first = llm.generate("Why?", seed=5, max_tokens=4)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("run", "_stats"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Generation, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(llm.stream("Why?", seed=5, max_tokens=4))
+        assert llm.last is None
+        assert llm.engine.stats is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Generation, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate("Why?", seed=5, max_tokens=4)
+        assert llm.generate("Why?", seed=5, max_tokens=4) == first

@@ -14,6 +14,12 @@ import pytest
 
 from headrace.artifact.container import open_artifact
 from headrace.artifact.convert import convert
+from headrace.memory.facts import model_facts
+from headrace.memory.inputs import GB, PlanOptions
+from headrace.memory.ledger import Plan
+from headrace.memory.machine import Machine, usable_cores
+from headrace.memory.plan import plan
+from headrace.memory.sizing import Sizer
 from memory.groups import command, group
 
 pytestmark = pytest.mark.slow
@@ -87,6 +93,34 @@ def test_a_full_window_stays_inside_its_budget(big: Path) -> None:
         whole = check(big, folder, "--tokens", "4000")
     assert whole["reply"] == report["reply"]
     assert whole["stats"]["fingerprint"] == report["stats"]["fingerprint"]  # type: ignore[index]
+
+
+def test_budgets_near_the_least_in_groups_of_exactly_their_size(big: Path) -> None:
+    """What is planned is loaded there, with a window that gives way, and the whole of that window can be used."""
+    facts = model_facts(big, threads=usable_cores())
+    machine = Machine(64 * GB, 64 * GB, usable_cores())
+    least = Sizer(machine, facts, PlanOptions()).needed(512) // 10_000_000 + 1
+    flags = ["--raw", "--prompt", "hi", "--greedy", "--max-tokens", "8", "--digest"]
+    digests = set()
+    for hundredths in (least, least + 1, least + 3):
+        gb, limit = f"{hundredths / 100:.2f}", hundredths * 10_000_000
+        with group(limit) as folder:
+            arguments = ["run", "--model", str(big), "--memory-gb", gb, *flags]
+            done = subprocess.run(
+                command(folder, CHECK, *arguments), capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            digests.add(done.stdout)
+            assert number(folder, "memory.max_usage_in_bytes") <= limit
+            assert "oom_kill 0" in (folder / "memory.oom_control").read_text()
+        roomy = plan(machine, facts, PlanOptions(memory_gb=float(gb)))
+        assert isinstance(roomy, Plan)
+        with group(limit) as folder:
+            window = str(max(512, roomy.window - 512))
+            report = check(big, folder, "--tokens", window, "--memory-gb", gb)
+            assert "oom_kill 0" in (folder / "memory.oom_control").read_text()
+        assert report["fits"] is True
+    assert len(digests) == 1
 
 
 def test_what_another_process_holds_is_not_there(big: Path) -> None:

@@ -12,8 +12,9 @@ from headrace.artifact.container import Artifact
 from headrace.artifact.manifest import Manifest
 from headrace.artifact.records import layer_layout
 from headrace.engine.engine import Engine
-from headrace.errors import FileError, UnsupportedError
+from headrace.errors import FileError, SettingError, UnsupportedError
 from headrace.kernels.program import PAGE_TOKENS
+from headrace.llm import LLM
 from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan
@@ -41,6 +42,26 @@ def test_every_way_to_name_a_model_gives_the_same(artifact: Artifact) -> None:
     made = plan_model(artifact.path, PlanOptions(memory_gb=1), MACHINE)
     assert isinstance(made, Plan)
     assert made == plan_model(artifact.manifest, PlanOptions(memory_gb=1), MACHINE)
+
+
+def test_threads_are_those_of_a_load(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As given, else as the settings say, else one for each processor of the machine."""
+
+    def made(threads: int | None = None) -> Plan:
+        return plan_model(
+            artifact, PlanOptions(memory_gb=1), MACHINE, threads=threads
+        ).for_loading()
+
+    assert made() == made(MACHINE.cores) != made(64)
+    monkeypatch.setenv("HEADRACE_THREADS", "64")
+    assert made() == made(64)
+    assert made(MACHINE.cores) != made()
+    with LLM(artifact.path, memory=PlanOptions(memory_gb=1)) as llm:
+        assert llm.plan.ledger.workspace == made().ledger.workspace
+        assert getattr(llm.engine.backend, "threads", 64) == 64
+    for threads in (0, -1, 1025, 1.5, True):
+        with pytest.raises(SettingError, match="threads"):
+            made(threads)  # type: ignore[arg-type]
 
 
 def test_no_weight_is_opened(artifact: Artifact, tmp_path: Path) -> None:

@@ -73,6 +73,28 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, make, own: s
     assert machine.usable_bytes == GIB - GIB // 4
 
 
+def test_what_a_group_charges_for_the_process_is_its_own(tmp_path: Path) -> None:
+    """Its mapped files as far as they are in use, and the kernel's memory where nobody else is in the group."""
+    root = trees.v2(trees.system(tmp_path), "/a", {"/a": (GIB, 50 << 20, 10 << 20)})
+    status = "Pid:\t42\nRssAnon:\t 20480 kB\nRssFile:\t 8192 kB\nVmPTE:\t 100 kB\n"
+    stat = "inactive_file 10485760\nactive_file 4194304\nkernel 3145728\nslab 1048576\n"
+    at = "sys/fs/cgroup/a"
+    trees.write(root, {"proc/self/status": status, f"{at}/memory.stat": stat})
+    for others, kernel in (("42\n", 3 << 20), ("42\n7\n", 100 << 10), ("", 100 << 10)):
+        trees.write(root, {f"{at}/cgroup.procs": others})
+        machine = read_machine(root)
+        assert machine.own_bytes == 20 << 20
+        assert machine.charged_bytes == machine.held_bytes == (24 << 20) + kernel
+        assert machine.budget_bytes == GIB - (40 << 20) + machine.charged_bytes
+    trees.write(root, {f"{at}/cgroup.procs": "42\n", f"{at}/below/memory.max": "max\n"})
+    assert read_machine(root).charged_bytes == (24 << 20) + (100 << 10)
+    v1_root = trees.v1(trees.system(tmp_path / "v1"), "/a", {"/a": (GIB, 50 << 20, 10 << 20)})
+    at = "sys/fs/cgroup/memory/a"
+    files = {f"{at}/memory.kmem.usage_in_bytes": "2097152\n", f"{at}/cgroup.procs": "42\n"}
+    trees.write(v1_root, {"proc/self/status": status, **files})
+    assert read_machine(v1_root).charged_bytes == (22 << 20)
+
+
 def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
     trees.v2(trees.system(tmp_path), "/job", {"/job": ("max", 5, 0)})
     machine = read_machine(tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import InputError, MemoryBudgetError, SettingError, UnsupportedError
 from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
-from headrace.memory.machine import MAX_BYTES, Machine, simulated
+from headrace.memory.machine import MAX_BYTES, Limit, Machine, simulated
 from headrace.memory.plan import plan
 from headrace.memory.sizing import BASE_WINDOW, Sizer
 from memory.model import DENSE, GB, MACHINE, MB, MIXTURE
@@ -277,7 +277,7 @@ def test_a_budget_that_the_machine_has_not() -> None:
 
 def test_a_window_of_its_own_choice_gives_way() -> None:
     """The budget would hold a longer context than the machine; the model itself fits."""
-    tight = plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, PlanOptions(memory_gb=8.5))
+    tight = plan(Machine(16 * GB, 6 * GB, 1), MIXTURE, PlanOptions(memory_gb=8.5))
     roomy = plan(MACHINE, MIXTURE, PlanOptions(memory_gb=8.5))
     assert isinstance(tight, Plan)
     assert isinstance(roomy, Plan)
@@ -286,7 +286,7 @@ def test_a_window_of_its_own_choice_gives_way() -> None:
     assert tight.ledger.committed <= 6 * GB
     assert tight.ledger.total == 85 * GB // 10
     asked = PlanOptions(memory_gb=8.5, max_context=MIXTURE.context)
-    assert isinstance(plan(Machine(8 * GB, 6 * GB, 1), MIXTURE, asked), Refusal)
+    assert isinstance(plan(Machine(16 * GB, 6 * GB, 1), MIXTURE, asked), Refusal)
 
 
 def test_a_window_that_does_not_fit_names_the_nearest() -> None:
@@ -394,3 +394,114 @@ def test_retained_conversations_have_their_row() -> None:
     assert isinstance(made, Plan)
     assert made.ledger.retained == 2 * made.ledger.kv
     assert made.ledger.total == made.target_bytes
+
+
+def test_a_budget_beyond_the_machine_is_refused_with_the_nearest() -> None:
+    """Of what the machine has at all, whatever the model would use of it; a group's limit is part of the machine."""
+    group = Limit("/g", 3 * GB, 0)
+    for machine in (Machine(8 * GB, 7 * GB, 1), Machine(64 * GB, 60 * GB, 1, limits=(group,))):
+        capacity = machine.capacity_bytes
+        for gb in (capacity / 1e9 + 0.01, 1000, 4e9):
+            refusal = plan(machine, DENSE, PlanOptions(memory_gb=gb))
+            assert isinstance(refusal, Refusal)
+            assert "more than this machine has" in refusal.message
+            assert ("/g" in refusal.message) == bool(machine.limits)
+            nearest = float(re.search(r"--memory-gb ([\d.]+)", refusal.hint)[1])  # type: ignore[index]
+            assert isinstance(plan(machine, DENSE, PlanOptions(memory_gb=nearest)), Plan)
+        assert isinstance(plan(machine, DENSE, PlanOptions(memory_gb=capacity / 1e9)), Plan)
+    pages = Machine(64 * GB, 60 * GB, 1, limits=(Limit("/g", 4 * GB // 4096 * 4096, 0),))
+    assert isinstance(plan(pages, DENSE, PlanOptions(memory_gb=4)), Plan)
+
+
+def test_a_pool_beyond_the_machine_is_refused_with_the_nearest() -> None:
+    refusal = plan(Machine(8 * GB, 7 * GB, 1), MIXTURE, PlanOptions(pool_gb=9))
+    assert isinstance(refusal, Refusal)
+    nearest = float(re.search(r"--pool-gb ([\d.]+)", refusal.hint)[1])  # type: ignore[index]
+    made = plan(Machine(8 * GB, 7 * GB, 1), MIXTURE, PlanOptions(pool_gb=nearest))
+    assert isinstance(made, Plan)
+    assert made.pool_slots == MIXTURE.num_slots
+
+
+@given(st.integers(0, 60 * MB), st.integers(0, 40 * MB), st.integers(80, 400))
+@settings(max_examples=100, deadline=None)
+def test_a_group_of_a_budgets_size_has_it(anonymous: int, beside: int, above: int) -> None:
+    """What the group charges for this process is in the plan's base, and is not counted again."""
+    least = Sizer(MACHINE, MIXTURE, PlanOptions()).needed(512)
+    limit = least + above * MB
+    used = anonymous + beside
+    machine = Machine(
+        64 * GB, 60 * GB, 1, limits=(Limit("/g", limit, used),), own_bytes=anonymous, charged_bytes=used,
+    )  # fmt: skip
+    made = plan(machine, MIXTURE, PlanOptions(memory_gb=limit / 1e9))
+    assert isinstance(made, Plan)
+    assert made.ledger.base >= used
+    assert made.ledger.committed <= limit
+
+
+def test_a_window_gives_way_where_not_all_experts_are_in_memory() -> None:
+    """Near the least budget the margin is small: what the group lacks is taken from an automatic window."""
+    gb = 1.0
+    while plan(MACHINE, MIXTURE, PlanOptions(memory_gb=gb)).window >= 6000:  # type: ignore[union-attr]
+        gb -= 0.01
+    roomy = plan(MACHINE, MIXTURE, PlanOptions(memory_gb=gb))
+    assert isinstance(roomy, Plan)
+    busy = Machine(64 * GB, 60 * GB, 1, limits=(Limit("/g", round(gb * 1e9), 30 * MB),))
+    made = plan(busy, MIXTURE, PlanOptions(memory_gb=gb))
+    assert isinstance(made, Plan)
+    assert made.window < roomy.window
+    assert made.pool_slots == roomy.pool_slots
+    assert made.ledger.committed <= busy.budget_bytes
+    asked = plan(busy, MIXTURE, PlanOptions(memory_gb=gb, max_context=roomy.window))
+    assert isinstance(asked, Refusal)
+
+
+def test_a_hint_says_what_helps() -> None:
+    """A small group of one's own is not helped by closing other programs."""
+    least = Sizer(MACHINE, MIXTURE, PlanOptions(max_context=512)).needed(512)
+    options = PlanOptions(memory_gb=-(-least // 10_000_000) / 100, max_context=512)
+
+    def hint(limit: int, used: int, available: int = 60 * GB) -> str:
+        refusal = plan(
+            Machine(64 * GB, available, 1, limits=(Limit("/g", limit, used),)), MIXTURE, options
+        )
+        assert isinstance(refusal, Refusal)
+        return refusal.hint
+
+    assert "raise the limit of /g" in hint(least // 2, 0)
+    assert "end other programs of /g" in hint(2 * least, 2 * least - least // 2)
+    assert "close other programs" in hint(2 * least, 0, available=least // 2)
+
+
+def test_every_option_without_effect_is_noted() -> None:
+    def notes(**options: float) -> list[str]:
+        made = plan(MACHINE, MIXTURE, PlanOptions(**options))
+        assert isinstance(made, Plan)
+        return [n for n in made.notes if "no effect" in n]
+
+    for size in ({"memory_gb": 4}, {"pool_gb": 1}, {"experts_per_layer": 16}):
+        assert notes(**size) == []
+        assert notes(**size, max_ram_percent=50) == [
+            f"max_ram_percent has no effect beside {next(iter(size))}"
+        ]
+    assert notes(max_ram_percent=50) == notes(memory_limit_gb=4, max_ram_percent=50) == []
+    assert len(notes(experts_per_layer=16, pool_gb=1, memory_gb=4, max_ram_percent=50)) == 3
+
+
+@pytest.mark.parametrize("value", [True, False, 2.5, "4", b"4", [4], {}, complex(1), float("nan")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory_gb", "memory_limit_gb", "pool_gb", "max_ram_percent", "experts_per_layer", "max_context",
+        "retained_contexts",
+    ],
+)  # fmt: skip
+def test_options_of_another_type(name: str, value: object) -> None:
+    numbers = ("memory_gb", "memory_limit_gb", "pool_gb", "max_ram_percent")
+    if value == 2.5 and name in numbers:
+        assert getattr(PlanOptions(**{name: value}), name) == 2.5
+        return
+    with pytest.raises(SettingError, match=name):
+        PlanOptions(**{name: value})
+    for required in ("max_context", "retained_contexts"):
+        with pytest.raises(SettingError, match=required):
+            PlanOptions(**{required: None})

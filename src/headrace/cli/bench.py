@@ -19,6 +19,7 @@ from headrace import locate
 from headrace.artifact.container import open_artifact
 from headrace.cli import progress
 from headrace.cli.stats import peak_memory_bytes
+from headrace.cli.whole import WHOLE
 from headrace.engine.engine import Engine
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Work
@@ -60,8 +61,8 @@ class Row:
 def bench(
     model: str = DEFAULT_MODEL,
     *,
-    repetitions: int = 3,
-    threads: int | None = None,
+    repetitions: Annotated[int, WHOLE] = 3,
+    threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:

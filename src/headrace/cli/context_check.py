@@ -1,4 +1,4 @@
-"""`headrace context-check`: does a prompt of this length fit its memory plan, and how long does it take?"""
+"""`headrace context-check`: does a context of this length fit its memory plan, and how long does it take?"""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.cli import progress
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
+from headrace.cli.whole import WHOLE
 from headrace.errors import SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
-from headrace.memory.facts import plan_model
-from headrace.memory.inputs import PlanOptions
+from headrace.memory.facts import model_facts, plan_model
+from headrace.memory.inputs import MAX_CONTEXT, PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import process_memory, read_machine
 from headrace.values import GenerationStats, SamplingParams
 
+DEFAULT_TOKENS = 8192
 FIRST_RUNG = 2048
 OVER = 1  # exit code where a plan was not kept
 
 
 @dataclass(frozen=True)
 class Check:
-    """One prompt through the engine. Sizes in bytes, times in seconds; `reply` are the ids that were written."""
+    """One prompt through the engine. Sizes in bytes, times in seconds.
+
+    tokens: of the prompt and the reply together; reply: the ids that were written.
+    """
 
     tokens: int
     target_bytes: int
@@ -42,16 +47,16 @@ class Check:
 def context_check(
     model: str = DEFAULT_MODEL,
     *,
-    tokens: int = 8192,
-    reply_tokens: int = 16,
+    tokens: Annotated[int | None, WHOLE] = None,
+    reply_tokens: Annotated[int, WHOLE] = 16,
     ladder: Annotated[bool, Parameter(negative=())] = False,
     plan_only: Annotated[bool, Parameter(negative=())] = False,
-    threads: int | None = None,
+    threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Read a made-up prompt through the engine; report time, speed and peak memory against the plan.
+    """Read a made-up prompt through the engine and write a reply; report time, speed and peak memory against the plan.
 
     The exit code is 1 where the process took more than its plan allows.
 
@@ -60,9 +65,9 @@ def context_check(
     model
         A name, an artifact, a GGUF file or a model directory.
     tokens
-        Length of the prompt. With the reply it must fit the context.
+        Length of prompt and reply together. If not given, 8,192 or what the model and --max-context hold, if less.
     reply_tokens
-        Tokens to write after it; end tokens do not end it.
+        How many of them to write; end tokens do not end the reply.
     ladder
         Try 2,048 tokens first and double up to --tokens, in one process; end where the plan is not kept.
     plan_only
@@ -74,19 +79,22 @@ def context_check(
     json
         One JSON object for each prompt; sizes in bytes.
     """
-    for name, value in (("tokens", tokens), ("reply_tokens", reply_tokens)):
-        if value < 1:
-            raise SettingError(f"{name} is {value}; it must be at least 1")
+    options = memory.options()
+    limit = MAX_CONTEXT if options.max_context == "auto" else options.max_context
+    _check_lengths(tokens, reply_tokens, limit)
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
-    options = memory.options()
+    if tokens is None:
+        tokens = min(DEFAULT_TOKENS, limit, model_facts(path, threads=1).context)
+        _check_lengths(tokens, reply_tokens, limit)
     if options.max_context == "auto":
-        options = replace(options, max_context=tokens + reply_tokens)
+        options = replace(options, max_context=tokens)
     if plan_only:
-        return _show_plan(plan_model(path, options, read_machine()).for_loading(), json)
+        plan = plan_model(path, options, read_machine(), threads=threads)
+        return _show_plan(plan.for_loading(), json)
     kept = True
     for check in _checks(
-        str(path), _rungs(tokens, ladder), reply_tokens, options, threads, kernels
+        str(path), _rungs(tokens, reply_tokens, ladder), reply_tokens, options, threads, kernels
     ):
         text = json_text.dumps(asdict(check)) if json else "\n".join(_lines(check))
         print(text, flush=True)
@@ -94,11 +102,25 @@ def context_check(
     return 0 if kept else OVER
 
 
-def _rungs(tokens: int, ladder: bool) -> list[int]:
-    rungs: list[int] = []
-    while ladder and FIRST_RUNG << len(rungs) < tokens:
-        rungs.append(FIRST_RUNG << len(rungs))
-    return [*rungs, tokens]
+def _check_lengths(tokens: int | None, reply_tokens: int, limit: int) -> None:
+    """Refuse what no model can do, before one is converted or loaded. Raises SettingError."""
+    for name, value in (("tokens", tokens), ("reply_tokens", reply_tokens)):
+        if value is not None and value < 1:
+            raise SettingError(f"{name} is {value}; it must be at least 1")
+    if tokens is not None and tokens > limit:
+        raise SettingError(f"tokens is {tokens}, which max_context, {limit}, does not hold")
+    most = limit if tokens is None else tokens
+    if reply_tokens >= most:
+        raise SettingError(f"reply_tokens is {reply_tokens}: of {most} tokens none is left to read")
+
+
+def _rungs(tokens: int, reply_tokens: int, ladder: bool) -> list[int]:
+    """Lengths to try, replies included, shortest first."""
+    rungs, rung = [tokens], FIRST_RUNG
+    while ladder and rung < tokens:
+        rungs.append(rung)
+        rung *= 2
+    return sorted(rung for rung in rungs if rung > reply_tokens)
 
 
 def _checks(
@@ -119,11 +141,13 @@ def _checks(
 
 
 def _check(llm: LLM, tokens: int, reply_tokens: int) -> Check:
+    """One prompt with its reply: `tokens` together."""
+    size = tokens - reply_tokens
     vocab = llm.engine.config.vocab_size
     # Differs from the first token on, so that no rung reuses what another one read.
-    prompt = [(7919 * i * i + 104_729 * i + tokens) % vocab for i in range(tokens)]
+    prompt = [(7919 * i * i + 104_729 * i + size) % vocab for i in range(size)]
     params = SamplingParams(temperature=0.0, max_tokens=reply_tokens)
-    print(f"reading {tokens:,} tokens", file=sys.stderr, flush=True)
+    print(f"reading {size:,} tokens", file=sys.stderr, flush=True)
     reply = tuple(token.id for token in llm.engine.generate(prompt, params))
     stats, used = llm.engine.stats, process_memory()
     assert stats is not None
@@ -142,7 +166,8 @@ def _check(llm: LLM, tokens: int, reply_tokens: int) -> Check:
 def _lines(check: Check) -> Iterator[str]:
     stats = check.stats
     yield (
-        f"{check.tokens:,} tokens: read in {stats.prefill_seconds:.2f} s ({stats.prefill_rate:,.1f} tok/s),"
+        f"{check.tokens:,} tokens: {stats.read_tokens:,} read in {stats.prefill_seconds:.2f} s"
+        f" ({stats.prefill_rate:,.1f} tok/s),"
         f" wrote {stats.new_tokens} ({stats.decode_rate:,.1f} tok/s)"
     )
     group = (

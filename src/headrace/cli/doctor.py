@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +13,13 @@ from cyclopts import Parameter
 from headrace import config, locate
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.room import free_bytes
+from headrace.cli import failure
 from headrace.cli.memory_options import DEFAULT_MEMORY, DEFAULT_SIM, MemoryOptions, SimOptions
+from headrace.cli.whole import WHOLE
 from headrace.errors import FileError, InputError
 from headrace.llm import DEFAULT_MODEL
 from headrace.memory.estimate import Estimate, estimate
-from headrace.memory.facts import model_facts, plan_model
+from headrace.memory.facts import kernel_threads, model_facts, plan_model
 from headrace.memory.inputs import ModelFacts
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
@@ -56,23 +59,27 @@ def doctor(
     *,
     memory: MemoryOptions = DEFAULT_MEMORY,
     sim: SimOptions = DEFAULT_SIM,
+    threads: Annotated[int | None, WHOLE] = None,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show the machine, the memory plan of a model and what is downloaded, without loading anything.
 
-    The exit code is 2 where nothing fits.
+    The exit code is 2 where there is no plan: nothing fits, or a model that is named must be converted or pulled
+    first.
 
     Parameters
     ----------
     model
         A name, an artifact, or a file that was converted before; smollm2:135m if not given.
+    threads
+        Threads of the kernels to plan for; every usable processor if not set.
     measure
         Read a part of the model past the page cache, and memory, to expect a speed.
     json
-        Print one JSON object; sizes in bytes.
+        Print one JSON object; sizes in bytes. Flags that cannot be are {"error": ...}.
     """
-    report = examine(model, memory, sim, measure=measure)
+    report = examine(model, memory, sim, threads=threads, measure=measure)
     if json:
         print(json_text.dumps(as_json(report), indent=1))
     else:
@@ -80,11 +87,22 @@ def doctor(
 
         doctor_view.show(report)
     if isinstance(report.result, Refusal):
-        raise report.result.error()
+        failure.tell(report.result.message, report.result.hint)
+        return InputError.exit_code
+    if report.result is None and model is not None:
+        failure.tell(f"{model} is not ready here, so there is no plan", _first_step(model))
+        return InputError.exit_code
     return 0
 
 
-def examine(model: str | None, memory: MemoryOptions, sim: SimOptions, *, measure: bool) -> Report:
+def examine(
+    model: str | None,
+    memory: MemoryOptions,
+    sim: SimOptions,
+    *,
+    threads: int | None = None,
+    measure: bool,
+) -> Report:
     """Look at everything; reads manifests and, to measure, some bytes of one weight file."""
     options, machine = memory.options(), sim.machine()
     name = DEFAULT_MODEL if model is None else model
@@ -93,14 +111,14 @@ def examine(model: str | None, memory: MemoryOptions, sim: SimOptions, *, measur
     bandwidth = measure_memory(machine.cores) if measure else None
     warnings = _pressure_warnings(machine)
     if path is None:
-        warnings.append(f"{name} is not ready here, so there is no plan: headrace run gets it")
+        warnings.append(f"{name} is not ready here, so there is no plan: {_first_step(name)}")
     else:
         manifest = read_manifest(path / MANIFEST_NAME)
-        facts = model_facts(manifest, threads=machine.cores)
+        facts = model_facts(manifest, threads=kernel_threads(threads, machine))
         warnings += _file_warnings(path, manifest)
         disk = _disk(path, manifest) if measure else None
         machine = replace(machine, disk_bytes_per_s=disk.bytes_per_s if disk else None)
-        result = plan_model(manifest, options, machine)
+        result = plan_model(manifest, options, machine, threads=threads)
     if isinstance(result, Plan) and facts is not None:
         expected = estimate(
             result,
@@ -123,6 +141,13 @@ def examine(model: str | None, memory: MemoryOptions, sim: SimOptions, *, measur
         installed=tuple(_installed(home)),
         warnings=tuple(warnings),
     )
+
+
+def _first_step(name: str) -> str:
+    """What makes a model ready that is not converted or not here."""
+    if Path(name).expanduser().exists():
+        return f"convert it first: headrace convert {shlex.quote(name)} ARTIFACT, and plan for that"
+    return f"get it first: headrace pull {name}"
 
 
 def _pressure_warnings(machine: Machine) -> list[str]:

@@ -98,9 +98,11 @@ def _expected(report: Report) -> str:
     assert made is not None
     if made.decode_rate is None:
         return "no speed: it was not measured"
-    text = f"about {made.decode_rate:,.1f} tok/s, {_gb(made.touched_bytes)} read a token"
+    text = (
+        f"about {made.decode_rate:,.1f} tok/s, for each token {_gb(made.touched_bytes)} from memory"
+    )
     if made.streamed_bytes:
-        text += f", {_gb(made.streamed_bytes)} of them from disk if experts are used evenly"
+        text += f", {_gb(made.streamed_bytes)} of them from disk first if experts are used evenly"
     return text
 
 

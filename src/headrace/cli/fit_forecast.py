@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from headrace import locate
 from headrace.artifact.forecast import FORECAST_NAME, write_forecast
 from headrace.cli import progress
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
+from headrace.cli.whole import WHOLE
 from headrace.engine.forecast import fit
 from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import LLM
@@ -31,9 +33,9 @@ STARTS = (
 def fit_forecast(
     model: str,
     *,
-    tokens: int = 8192,
+    tokens: Annotated[int, WHOLE] = 8192,
     text: Path | None = None,
-    threads: int | None = None,
+    threads: Annotated[int | None, WHOLE] = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
 ) -> int:
     """Fit the guesses of a mixture's lookahead on its own states, and keep them beside the model.

@@ -14,7 +14,8 @@ from typing import TextIO
 
 import cyclopts
 
-from headrace.errors import CancelledError, HeadraceError
+from headrace.cli import failure
+from headrace.errors import CancelledError, HeadraceError, SettingError
 from headrace.signals import raise_on_interrupt
 
 USAGE = 2
@@ -58,7 +59,7 @@ def execute(arguments: Sequence[str]) -> int:
     if sys.stdout is None:
         return _fail("standard output is closed", None, 1)
     try:
-        return _flushed(_guarded(lambda: _call(arguments)))
+        return _flushed(_guarded(lambda: _call(arguments), json=_wants_json(arguments)))
     except BrokenPipeError:  # who read our output went away: not an error of ours
         return 0
     except OSError:  # standard error itself cannot be written
@@ -67,13 +68,23 @@ def execute(arguments: Sequence[str]) -> int:
         _abandon_unwritable()
 
 
-def _guarded(act: Callable[[], int]) -> int:
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a program reads what the command prints, also where its flags cannot be read."""
+    return arguments[:1] != ["run"] and "--json" in arguments
+
+
+def _guarded(act: Callable[[], int], *, json: bool) -> int:
     try:
         return act()
     except HeadraceError as error:
+        if json:
+            failure.tell_json(error.code, error.message, error.hint)
         return _fail(error.message, error.hint, error.exit_code)
     except cyclopts.CycloptsError as error:
-        return _fail(str(error), "headrace --help lists commands and flags", USAGE)
+        hint = "headrace --help lists commands and flags"
+        if json:
+            failure.tell_json(SettingError.code, str(error), hint)
+        return _fail(str(error), hint, USAGE)
     except KeyboardInterrupt:
         print(file=sys.stderr)  # leaves the line with the ^C
         return CancelledError.exit_code
@@ -118,17 +129,8 @@ def _os_cause(error: OSError) -> str:
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:
-    lines = [f"error: {' '.join(message.split())}"]
-    if hint:
-        lines.append(f"hint: {hint}")
-    _print_safe("\n".join(lines), sys.stderr)
+    failure.tell(message, hint)
     return code
-
-
-def _print_safe(text: str, stream: TextIO) -> None:
-    """Print text that may hold a file name's undecodable bytes."""
-    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    print(plain, file=stream, flush=True)
 
 
 def _show_warning(
@@ -139,7 +141,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    _print_safe(f"warning: {' '.join(str(message).split())}", sys.stderr)
+    failure.print_safe(f"warning: {' '.join(str(message).split())}", sys.stderr)
 
 
 def _use_utf8() -> None:

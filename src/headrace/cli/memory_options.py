@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from headrace.cli.whole import WHOLE, WHOLE_OR_AUTO
 from headrace.errors import SettingError
 from headrace.memory.inputs import PlanOptions, gigabytes
 from headrace.memory.machine import Machine, read_machine, simulated, usable_cores
@@ -39,6 +40,7 @@ class MemoryOptions:
 
     experts_per_layer: Annotated[
         int | None,
+        WHOLE,
         Parameter(
             help=(
                 "Size of the pool of experts, as experts for each layer; the pool is one for all "
@@ -64,6 +66,7 @@ class MemoryOptions:
 
     max_context: Annotated[
         Literal["auto"] | int,
+        WHOLE_OR_AUTO,
         Parameter(
             help=(
                 "Positions to make room for, at most the model's own; auto takes what costs no "
@@ -116,7 +119,7 @@ class SimOptions:
         free = self.sim_available
         return simulated(
             gigabytes("sim_ram", self.sim_ram),
-            None if free is None else gigabytes("sim_available", free),
+            None if free is None else gigabytes("sim_available", free) if free else 0,
             usable_cores(),
         )
 

@@ -17,6 +17,7 @@ from headrace import locate
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
+from headrace.cli.whole import WHOLE
 from headrace.errors import InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
@@ -43,10 +44,12 @@ class SamplingFlags:
     ] = False
     seed: Annotated[
         int | None,
+        WHOLE,
         _about("Seed of the draws, 0 to 2^64 - 1. Without it a random one is drawn and reported."),
     ] = None
     max_tokens: Annotated[
         int | None,
+        WHOLE,
         _about(
             "Most tokens to write; a character that the last one leaves unfinished is left out. "
             "Without it, as many as the context holds."
@@ -60,7 +63,7 @@ class SamplingFlags:
         float,
         _about("Keep the likeliest tokens that together have this probability; 1 keeps all."),
     ] = DEFAULTS.top_p
-    top_k: Annotated[int, _about("Keep this many of the likeliest tokens; 0 keeps all.")] = (
+    top_k: Annotated[int, WHOLE, _about("Keep this many of the likeliest tokens; 0 keeps all.")] = (
         DEFAULTS.top_k
     )
     min_p: Annotated[
@@ -100,7 +103,7 @@ def run(
     system: Text = None,
     raw: Flag = False,
     sampling: SamplingFlags = NO_FLAGS,
-    threads: int | None = None,
+    threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
     trace_routes: Path | None = None,

@@ -12,9 +12,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from headrace import locate
 from headrace.cli import painted, painted_mixture
+from headrace.cli.whole import WHOLE
 from headrace.errors import HeadraceError
 from headrace.kernels import select
 from headrace.llm import DEFAULT_MODEL, LLM
@@ -30,7 +32,7 @@ class MismatchError(HeadraceError):
     code = "mismatch"
 
 
-def selfcheck(*, kernels: str | None = None, threads: int | None = None) -> int:
+def selfcheck(*, kernels: str | None = None, threads: Annotated[int | None, WHOLE] = None) -> int:
     """Check that every kernel tier computes the same bits, and print one digest.
 
     Small dense models and mixtures run on every tier and must equal the definition; a mixture runs with all

@@ -77,14 +77,19 @@ class Engine:
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
         self._path = artifact.path
-        self._marks = _marks(self._program, self.backend.name)
-        self._mapped = mappings(artifact.tensors.values())
         self._watch = _watch(artifact)
-        self._mixture = self._open_experts(artifact, experts, trace_routes)
-        num_pages = pages_for(self.context) * num_sequences
-        self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
-        self._pool = PagePool(num_pages)
+        self._mixture: Mixture | None = None
         self.stats: GenerationStats | None = None
+        try:
+            self._marks = _marks(self._program, self.backend.name)
+            self._mapped = mappings(artifact.tensors.values())
+            self._mixture = self._open_experts(artifact, experts, trace_routes)
+            num_pages = pages_for(self.context) * num_sequences
+            self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
+            self._pool = PagePool(num_pages)
+        except BaseException:
+            self.close()  # whoever keeps the error keeps this object
+            raise
 
     def __enter__(self) -> Engine:
         return self
@@ -134,15 +139,24 @@ class Engine:
         if trace_routes is not None:
             header = RouteHeader(shape.num_layers, shape.num_experts, shape.top_k)
             recorder = RouteRecorder(trace_routes, header)
-        stream = ExpertStream(
-            records,
-            shape.num_layers,
-            shape.num_experts,
-            options,
-            native=None if self.backend.name == "reference" else native_module(),
-            recorder=recorder,
-        )
-        return Mixture(self._program, self._runner, stream)
+        try:
+            stream = ExpertStream(
+                records,
+                shape.num_layers,
+                shape.num_experts,
+                options,
+                native=None if self.backend.name == "reference" else native_module(),
+                recorder=recorder,
+            )
+        except BaseException:
+            if recorder is not None:
+                recorder.close()
+            raise
+        try:
+            return Mixture(self._program, self._runner, stream)
+        except BaseException:
+            stream.close()
+            raise
 
     @property
     def shape(self) -> ModelShape:
@@ -239,6 +253,7 @@ class Engine:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
+        self.stats = None  # of the generation before
         return Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
 
     def _fits(self, num_tokens: int) -> None:

@@ -9,6 +9,7 @@ import os
 import warnings
 from types import ModuleType
 
+from headrace.config import check_threads
 from headrace.errors import KernelUnavailableError, SettingError
 from headrace.kernels.program import Backend
 from headrace.kernels.reference import ReferenceBackend
@@ -44,8 +45,8 @@ def select(name: str | None = None, *, threads: int | None = None) -> Backend:
     threads: of the native pool, the caller included; None takes one for each usable processor.
     Raises KernelUnavailableError with the reason, SettingError for a name that is no tier.
     """
-    if threads is not None and not 1 <= threads <= 1024:
-        raise SettingError(f"threads is {threads}; it must be between 1 and 1024")
+    if threads is not None:
+        check_threads(threads)
     reasons = unavailable()
     if name in (None, "auto"):
         name = next(tier for tier, reason in reasons.items() if not reason)

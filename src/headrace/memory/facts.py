@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from headrace import config
 from headrace.artifact.container import TOKENIZER_NAME, Artifact
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
@@ -30,30 +31,37 @@ def plan_model(
     *,
     threads: int | None = None,
 ) -> Plan | Refusal:
-    """The plan of a model on a machine: the one function that both `doctor` and loading call.
+    """The plan of a model on a machine: what every command shows, and what loading gets.
 
-    threads: of the kernels; None takes the machine's processors. Raises FileError, UnsupportedError for a manifest
-    that cannot be used.
+    threads: as in `kernel_threads`. Raises SettingError, and FileError or UnsupportedError for a
+    manifest that cannot be used.
     """
-    facts = model_facts(source, threads=threads or machine.cores)
+    facts = model_facts(source, threads=kernel_threads(threads, machine))
     return plan(machine, facts, options)
+
+
+def kernel_threads(threads: int | None, machine: Machine) -> int:
+    """Threads of the kernels: as given, else the settings', else one for each processor. Raises SettingError."""
+    if threads is None:
+        threads = config.load().threads
+    return machine.cores if threads is None else config.check_threads(threads)
 
 
 def model_facts(source: Path | Manifest | Artifact, *, threads: int) -> ModelFacts:
     """Facts of an artifact (or its directory, or its manifest) for that many kernel threads."""
     place, manifest = _manifest(source)
     try:
-        config = DecoderConfig.from_json(manifest.config)
+        decoder = DecoderConfig.from_json(manifest.config)
     except InputError as error:
         raise FileError(place, "config", error.message) from None
-    shape = model_shape(config, manifest.fraction_bits)
-    layers = [i for i in range(config.num_layers) if config.has_experts(i)]
+    shape = model_shape(decoder, manifest.fraction_bits)
+    layers = [i for i in range(decoder.num_layers) if decoder.has_experts(i)]
     files = manifest.files
     dense = (n for n in files if n.startswith("dense-") and n.endswith(".safetensors"))
     return ModelFacts(
         dense_bytes=sum(files[name].nbytes for name in dense),
         kv_bytes_per_token=-(-shape.page_bytes // PAGE_TOKENS),
-        context=config.context,
+        context=decoder.context,
         workspace=workspace(shape, threads),
         expert_slot_bytes=max((_record_bytes(place, manifest, i) for i in layers), default=0),
         num_moe_layers=len(layers),

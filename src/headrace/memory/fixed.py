@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from headrace.memory.inputs import GB, gigabytes
+from headrace.memory.inputs import GB, gigabytes, ignored
 from headrace.memory.ledger import Candidate, Plan, Refusal, at_least, at_most
 from headrace.memory.sizing import BASE_WINDOW, Fit, Sizer, chunks, windows, with_margin
 
 
 def fixed_pool(sizer: Sizer) -> Plan | Refusal:
     """The plan of --experts-per-layer or --pool-gb; auto takes the base window beside it."""
-    facts, options, room = sizer.facts, sizer.options, sizer.machine.budget_bytes
+    facts, options, machine = sizer.facts, sizer.options, sizer.machine
+    room = machine.budget_bytes
     if not facts.num_slots:
         return Refusal(
             f"{options.source} sizes a pool of experts, and this model has none",
@@ -25,11 +26,14 @@ def fixed_pool(sizer: Sizer) -> Plan | Refusal:
     wanted = options.max_context
     window = wanted if isinstance(wanted, int) else min(BASE_WINDOW, facts.context)
     looked_at = _candidates(sizer, window, pool, lookahead)
+    if options.source == "pool_gb" and asked * facts.expert_slot_bytes > machine.capacity_bytes:
+        least = sizer.rest(window, chunks(window)[-1]) + asked * facts.expert_slot_bytes
+        return _too_large(sizer, window, asked, least, looked_at)
     for rows in _passes(sizer, window, pool):
         fit = Fit(window, rows, pool, lookahead)
         committed = sizer.ledger(0, fit).committed
         if committed <= room:
-            return sizer.plan(with_margin(committed), fit, looked_at, *_ignored(sizer))
+            return sizer.plan(with_margin(committed), fit, looked_at, *ignored(sizer.options))
     return _too_large(sizer, window, pool, committed, looked_at)
 
 
@@ -47,14 +51,6 @@ def _asked_slots(sizer: Sizer) -> int:
         return options.experts_per_layer * facts.num_moe_layers
     assert options.pool_gb is not None
     return gigabytes("pool_gb", options.pool_gb) // facts.expert_slot_bytes
-
-
-def _ignored(sizer: Sizer) -> list[str]:
-    """What the precedence of the options leaves without effect."""
-    options = sizer.options
-    order = ("pool_gb", "memory_gb")
-    given = [n for n in order if n != options.source and getattr(options, n) is not None]
-    return [f"{name} has no effect beside {options.source}" for name in given]
 
 
 def _candidates(sizer: Sizer, taken: int, pool: int, lookahead: int) -> tuple[Candidate, ...]:
@@ -100,6 +96,7 @@ def _too_large(
     facts, room = sizer.facts, sizer.machine.budget_bytes
     slot = facts.expert_slot_bytes
     slots = (room - sizer.rest(window, chunks(window)[-1])) // slot - sizer.reserve
+    slots = min(slots, facts.num_slots)
     per_layer = slots // facts.num_moe_layers
     by_layer = sizer.options.experts_per_layer is not None
     if slots < facts.top_k or (by_layer and per_layer * facts.num_moe_layers < facts.top_k):

@@ -17,9 +17,15 @@ DEFAULT_RAM_PERCENT = 70.0
 
 def gigabytes(name: str, value: float) -> int:
     """Decimal gigabytes as bytes. Raises SettingError for what is no possible amount."""
+    _check_number(name, value)
     if not math.isfinite(value) or value <= 0 or value > MAX_BYTES / GB:
         raise SettingError(f"{name} is {value:g}; it must be a positive number of GB")
     return round(value * GB)
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"{name} is {value!r:.40}; it must be a number")
 
 
 @dataclass(frozen=True)
@@ -109,19 +115,29 @@ class PlanOptions:
         for name in ("memory_gb", "memory_limit_gb", "pool_gb"):
             if getattr(self, name) is not None:
                 gigabytes(name, getattr(self, name))
-        self._within("experts_per_layer", 1, _MAX_COUNT)
-        self._within("max_ram_percent", 1, 100)
-        self._within("retained_contexts", 0, 1024)
-        if isinstance(self.max_context, int):
-            self._within("max_context", 1, MAX_CONTEXT)
-        elif self.max_context != "auto":
-            raise SettingError(f"max_context is {self.max_context!r:.40}; it is auto or a number")
-        fixed = [n for n in ("memory_gb", "experts_per_layer", "pool_gb") if getattr(self, n)]
+        self._whole("experts_per_layer", 1, _MAX_COUNT)
+        if self.max_ram_percent is not None:
+            _check_number("max_ram_percent", self.max_ram_percent)
+            self._within("max_ram_percent", 1, 100)
+        self._whole("retained_contexts", 0, 1024, optional=False)
+        if self.max_context != "auto":
+            self._whole("max_context", 1, MAX_CONTEXT, optional=False, word="auto or ")
+        fixed = [
+            n for n in ("memory_gb", "experts_per_layer", "pool_gb") if getattr(self, n) is not None
+        ]
         if self.memory_limit_gb is not None and fixed:
             raise SettingError(
                 f"memory_limit_gb cannot be combined with {fixed[0]}",
                 hint="the first is a ceiling under which the pool adapts, the other fixes a size",
             )
+
+    def _whole(
+        self, name: str, low: int, high: int, *, optional: bool = True, word: str = ""
+    ) -> None:
+        value = getattr(self, name)
+        if type(value) is not int and not (optional and value is None):
+            raise SettingError(f"{name} is {value!r:.40}; it must be {word}a whole number")
+        self._within(name, low, high)
 
     def _within(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
@@ -133,3 +149,11 @@ class PlanOptions:
         """The option that decides the size, by precedence; `auto` where none is given."""
         order = ("experts_per_layer", "pool_gb", "memory_gb", "memory_limit_gb")
         return next((name for name in order if getattr(self, name) is not None), "auto")
+
+
+def ignored(options: PlanOptions) -> list[str]:
+    """Notes on what the precedence of the options leaves without effect."""
+    fixed, source = ("experts_per_layer", "pool_gb", "memory_gb"), options.source
+    order = (*fixed[1:], "max_ram_percent")
+    given = [n for n in order if n != source and getattr(options, n) is not None]
+    return [f"{name} has no effect beside {source}" for name in given if source in fixed]

@@ -48,7 +48,8 @@ class Machine:
     """What a plan needs to know about a machine; sizes in bytes.
 
     available_bytes: what the system says could be had without swapping. own_bytes: what this process
-    already holds for itself, part of what is not available but part of its own budget.
+    already holds for itself, part of what is not available but part of its own budget. charged_bytes: the same as its
+    control group accounts it, which also counts mapped files that are in use and the kernel's own memory.
     group_pressure: of the process's own control group, where the kernel accounts it.
     """
 
@@ -59,11 +60,12 @@ class Machine:
     pressure: Pressure | None = None
     group_pressure: Pressure | None = None
     own_bytes: int = 0
+    charged_bytes: int = 0
     disk_bytes_per_s: int | None = None
     simulated: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("physical_bytes", "available_bytes", "own_bytes"):
+        for name in ("physical_bytes", "available_bytes", "own_bytes", "charged_bytes"):
             value = getattr(self, name)
             if not 0 <= value <= MAX_BYTES:
                 raise SettingError(f"machine: {name} is {value}; it must be from 0 to {MAX_BYTES}")
@@ -79,9 +81,25 @@ class Machine:
         return min([self.available_bytes, *(limit.room_bytes for limit in self.limits)])
 
     @property
+    def held_bytes(self) -> int:
+        """What the process holds already, and every plan has to contain."""
+        return max(self.own_bytes, self.charged_bytes) if self.limits else self.own_bytes
+
+    @property
     def budget_bytes(self) -> int:
-        """The largest budget that the whole process could have now."""
-        return min(self.capacity_bytes, self.usable_bytes + self.own_bytes)
+        """The largest budget that the whole process could have now.
+
+        What the system calls available counts mapped files already, a group's room does not.
+        """
+        rooms = [limit.room_bytes + self.held_bytes for limit in self.limits]
+        return min([self.capacity_bytes, self.available_bytes + self.own_bytes, *rooms])
+
+    @property
+    def tightest(self) -> Limit | None:
+        """The group that bounds the budget; None where what the system has available does."""
+        tight = min(self.limits, key=lambda limit: limit.room_bytes, default=None)
+        free = self.available_bytes + self.own_bytes
+        return tight if tight and tight.room_bytes + self.held_bytes < free else None
 
 
 def simulated(ram_bytes: int, available_bytes: int | None, cores: int) -> Machine:
@@ -102,6 +120,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
         raise SettingError(f"{root / 'proc/meminfo'} does not say how much memory there is")
     own = group_folders(root)
     pressures = (_pressure(folder / "memory.pressure") for folder in own[:1])
+    status = _fields(_text(root / "proc/self/status"))
+    held = status.get("RssAnon", 0)
     return Machine(
         physical_bytes=total,
         available_bytes=min(total, meminfo.get("MemAvailable", meminfo.get("MemFree", 0))),
@@ -109,7 +129,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
         limits=tuple(limit for folder in own if (limit := _limit(root, folder)) is not None),
         pressure=_pressure(root / "proc/pressure/memory"),
         group_pressure=next(pressures, None),
-        own_bytes=_fields(_text(root / "proc/self/status")).get("RssAnon", 0),
+        own_bytes=held,
+        charged_bytes=held + _charged(root, own[0], status) if own else held,
     )
 
 
@@ -196,6 +217,31 @@ def _limit(root: Path, folder: Path) -> Limit | None:
     reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
     name = "/" + str(folder.relative_to(root))
     return Limit(name, limit, max(0, usage - reclaimable))
+
+
+def _charged(root: Path, folder: Path, status: dict[str, int]) -> int:
+    """What a group accounts to this process besides its anonymous memory.
+
+    Mapped files count where the group's cache is in use, so that what it gives back is not counted twice. The kernel's
+    memory can only be told from that of others in a group that the process has to itself; else it is its page tables.
+    """
+    stat = _fields(_text(folder / "memory.stat"))
+    files = min(status.get("RssFile", 0), stat.get("total_active_file", stat.get("active_file", 0)))
+    kernel = status.get("VmPTE", 0)
+    alone = _text(folder / "cgroup.procs").split() == [_own_name(root)]
+    if alone and not any(path.is_dir() for path in folder.glob("*")):
+        parts = [stat.get(name, 0) for name in ("kernel_stack", "pagetables", "slab")]
+        v1 = _number(folder / "memory.kmem.usage_in_bytes")
+        kernel = max(kernel, v1 or 0, stat.get("kernel", 0), sum(parts))
+    return files + kernel
+
+
+def _own_name(root: Path) -> str:
+    """This process, as its group lists it."""
+    for line in _text(root / "proc/self/status").splitlines():
+        if line.startswith("Pid:"):
+            return line.split()[1]
+    return str(os.getpid())
 
 
 def _pressure(path: Path) -> Pressure | None:

@@ -10,11 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.memory.fixed import fixed_pool
-from headrace.memory.inputs import DEFAULT_RAM_PERCENT, GB, ModelFacts, PlanOptions, gigabytes
+from headrace.memory.inputs import (
+    DEFAULT_RAM_PERCENT,
+    GB,
+    ModelFacts,
+    PlanOptions,
+    gigabytes,
+    ignored,
+)
 from headrace.memory.ledger import Plan, Refusal, at_least, at_most
 from headrace.memory.machine import Machine
 from headrace.memory.sizing import Fit, Sizer, margin, with_margin
 from headrace.memory.windows import candidates, choose
+
+PAGE = 1 << 16  # the largest that a control group's limit is rounded down to
 
 
 def plan(machine: Machine, facts: ModelFacts, options: PlanOptions) -> Plan | Refusal:
@@ -55,13 +64,16 @@ def _budgeted(sizer: Sizer) -> Plan | Refusal:
     if fit is None:
         return _too_small(sizer, target)
     room = sizer.machine.budget_bytes
+    if target >= sizer.machine.capacity_bytes + PAGE:
+        return _beyond(sizer, target, sizer.ledger(target, fit).committed)
     fit = _within_room(sizer, fit, room, sizer.ledger(target, fit).committed)
     committed = sizer.ledger(target, fit).committed
     if committed > room:
         return _not_available(sizer, target, committed)
     looked_at = candidates(sizer, min(target, room), fit)
     if options.memory_gb is not None:
-        return sizer.plan(target, fit, looked_at, *_unneeded(target, committed))
+        notes = [*ignored(options), *_unneeded(target, committed)]
+        return sizer.plan(target, fit, looked_at, *notes)
     if fit.pool == sizer.facts.num_slots:
         target = min(target, with_margin(committed))  # no more than the model can use
     limit = options.memory_limit_gb
@@ -70,9 +82,8 @@ def _budgeted(sizer: Sizer) -> Plan | Refusal:
 
 
 def _within_room(sizer: Sizer, fit: Fit, room: int, committed: int) -> Fit:
-    """Where all experts are in memory, an automatic window gives way to what the machine has."""
-    whole = fit.pool == sizer.facts.num_slots
-    if committed <= room or not whole or sizer.options.max_context != "auto":
+    """An automatic window gives way to what the machine has now, the pool of a fixed budget does not."""
+    if committed <= room or sizer.options.max_context != "auto":
         return fit
     smaller = choose(sizer, room)
     return smaller if smaller is not None and smaller.pool == fit.pool else fit
@@ -112,17 +123,47 @@ def _called(sizer: Sizer) -> str:
     return "the limit and free memory allow" if sizer.options.memory_limit_gb else "auto may use"
 
 
+def _beyond(sizer: Sizer, target: int, committed: int) -> Refusal:
+    """A budget that the machine has not even when nothing else runs."""
+    machine = sizer.machine
+    return Refusal(
+        f"a budget of {at_most(target)} GB is more than this machine has:"
+        f" {at_most(machine.capacity_bytes)} GB{_of_a_group(machine)}",
+        _nearest(sizer),
+        committed,
+        machine.capacity_bytes,
+        candidates(sizer, machine.budget_bytes, None),
+    )
+
+
+def _of_a_group(machine: Machine) -> str:
+    """Which control group's limit the capacity is, if one's."""
+    found = [x.source for x in machine.limits if x.limit_bytes == machine.capacity_bytes]
+    return f" by the limit of {found[0]}" if found else ""
+
+
+def _nearest(sizer: Sizer) -> str:
+    """The largest budget that can be had now, or why there is none."""
+    machine = sizer.machine
+    room = machine.budget_bytes // (GB // 100) * (GB // 100)
+    if choose(sizer, room) is not None:
+        return f"the nearest that fits is --memory-gb {at_most(room)}"
+    least, group = sizer.needed(sizer.least_window), machine.tightest
+    needed = f"at least {at_least(least)} GB are needed"
+    if group is None:
+        return f"{needed}: close other programs"
+    if group.limit_bytes < least:
+        return f"{needed}: raise the limit of {group.source}, {at_most(group.limit_bytes)} GB"
+    return f"{needed}: end other programs of {group.source}, or raise its limit"
+
+
 def _not_available(sizer: Sizer, target: int, committed: int) -> Refusal:
     """A budget that the machine does not have now."""
     room = sizer.machine.budget_bytes
-    nearest: Fit | None = choose(sizer, room // (GB // 100) * (GB // 100))
-    least = sizer.needed(sizer.least_window)
     return Refusal(
         f"a budget of {at_most(target)} GB would use {at_least(committed)} GB;"
         f" {at_most(room)} GB can be had now",
-        f"the nearest that fits is --memory-gb {at_most(room)}"
-        if nearest
-        else f"at least {at_least(least)} GB are needed: close other programs",
+        _nearest(sizer),
         committed,
         room,
         candidates(sizer, room, None),

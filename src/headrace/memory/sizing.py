@@ -76,7 +76,7 @@ class Sizer:
         self.machine = machine
         self.facts = facts
         self.options = options
-        self.base = max(BASE_BYTES, machine.own_bytes) + facts.text_bytes
+        self.base = max(BASE_BYTES, machine.held_bytes) + facts.text_bytes
         self.reserve = facts.top_k + LOOKAHEAD_SPARE if facts.num_slots else 0
         self.sweep = sweep_slots(facts)
         self.min_slots = min(facts.num_slots, facts.top_k + self.reserve)
