@@ -23,11 +23,12 @@ from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
-from headrace.memory.facts import plan_model
+from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.governor import Governor
 from headrace.memory.inputs import PlanOptions
-from headrace.memory.ledger import Plan
+from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import read_machine
+from headrace.memory.plan import plan as make_plan
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
@@ -89,18 +90,21 @@ class LLM:
         max_context: int | None = None,
         memory: PlanOptions | None = None,
         trace_routes: Path | None = None,
+        beside_bytes: int = 0,
+        with_forecast: bool = True,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
-        that every position chose. Raises MemoryBudgetError for what cannot fit.
+        that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
+        with_forecast: whether a fitted forecast is used. Raises MemoryBudgetError for what cannot fit.
         """
-        self.artifact = open_artifact(locate.locate(model))
+        self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
         threads, kernels = locate.compute_settings(threads, kernels)
         memory = memory or PlanOptions(memory_gb=memory_gb, max_context=max_context or "auto")
-        self.plan = plan_model(self.artifact, memory, read_machine(), threads=threads).for_loading()
+        self.plan = plan_beside(self.artifact, memory, threads, beside_bytes).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
         self.engine = Engine(
@@ -201,6 +205,11 @@ class LLM:
             self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(ids)
 
+    def forget(self) -> None:
+        """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
+        with self._own_turn():
+            self._timeline.release()
+
     def prompt_ids(
         self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
     ) -> list[int]:
@@ -297,6 +306,18 @@ class LLM:
                 yield
             finally:
                 self._owner = None
+
+
+def plan_beside(
+    source: Path | Artifact, options: PlanOptions, threads: int | None, nbytes: int
+) -> Plan | Refusal:
+    """The plan of a model on this machine, with `nbytes` of its workspace for something else."""
+    machine = read_machine()
+    if not nbytes:
+        return plan_model(source, options, machine, threads=threads)
+    facts = model_facts(source, threads=threads or machine.cores)
+    workspace = replace(facts.workspace, fixed=facts.workspace.fixed + nbytes)
+    return make_plan(machine, replace(facts, workspace=workspace), options)
 
 
 class _Answer:

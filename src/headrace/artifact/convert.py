@@ -25,6 +25,7 @@ from headrace.artifact.container import (
     file_sha256,
     open_artifact,
 )
+from headrace.artifact.forecast import keep_forecast
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest
 from headrace.artifact.packing import pack
 from headrace.artifact.parts import Part
@@ -55,7 +56,8 @@ def convert(
 ) -> Artifact:
     """Convert `source` (a GGUF file or a model directory) into the artifact directory `target`.
 
-    progress(done, total) counts rows. What stood at `target` is replaced only by a complete artifact.
+    progress(done, total) counts rows. What stood at `target` is replaced only by a complete artifact; a forecast that
+    was fitted on the same artifact stays.
     Raises InputError for a source that cannot be used, DiskFullError before anything is written.
     """
     opened = open_source(source)
@@ -84,7 +86,7 @@ def convert(
         if opened.template is not None:
             (work / TEMPLATE_NAME).write_text(opened.template, encoding="utf-8")
         _write_manifest(work, opened, plan)
-        open_artifact(work, verify=True)
+        keep_forecast(target, open_artifact(work, verify=True))
     return open_artifact(target)
 
 
