@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 from headrace import locate
@@ -64,7 +65,7 @@ def fit_forecast(
         raise SettingError(f"tokens is {tokens}; it must be {MIN_TOKENS} to {MAX_TOKENS}")
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
-    options = memory.options()
+    options = _short(path, memory.options())
     layers, nbytes = _share(path, options, threads, tokens, writes=text is None)
     with LLM(
         path, threads=threads, memory=options, beside_bytes=nbytes, with_forecast=False
@@ -86,6 +87,17 @@ def fit_forecast(
     return 0
 
 
+def _short(path: Path, options: PlanOptions) -> PlanOptions:
+    """An automatic context is one piece: longer ones are not read."""
+    if options.max_context != "auto":
+        return options
+    return replace(options, max_context=min(PIECE, _config(path).context))
+
+
+def _config(path: Path) -> DecoderConfig:
+    return DecoderConfig.from_json(read_manifest(path / MANIFEST_NAME).config)
+
+
 def _share(
     path: Path, options: PlanOptions, threads: int | None, tokens: int, *, writes: bool
 ) -> tuple[int, int]:
@@ -94,7 +106,7 @@ def _share(
 
     Raises InputError for a model without layers to guess for, MemoryBudgetError if not one layer fits.
     """
-    config = DecoderConfig.from_json(read_manifest(path / MANIFEST_NAME).config)
+    config = _config(path)
     count = len(guessed_layers(config))
     if not count:
         layers = sum(map(config.has_experts, range(config.num_layers)))
