@@ -159,9 +159,7 @@ def test_a_forecast_of_another_model_or_a_broken_one_is_refused(
             with pytest.raises(FileError) as caught:
                 Engine(artifact, max_context=256, experts=OPTIONS)
             assert "remove" in str(caught.value.hint)
-            Engine(
-                replace(artifact, with_forecast=False), max_context=256, experts=OPTIONS
-            ).close()
+            Engine(replace(artifact, with_forecast=False), max_context=256, experts=OPTIONS).close()
     finally:
         path.unlink()
     assert read_forecast(tiny_artifact("llama")) == {}

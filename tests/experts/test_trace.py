@@ -132,7 +132,10 @@ except FileError as error:
 def test_a_full_disk_is_told_by_name_and_ends_no_pass(tmp_path: Path, most: int, when: str) -> None:
     path = tmp_path / "routes"
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path), str(most)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", FULL, str(path), str(most)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stderr.startswith(f"{when}: {path}: routes: "), done.stderr
     if most > 100:

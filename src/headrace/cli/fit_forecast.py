@@ -120,9 +120,7 @@ def _share(
     least = plan_beside(path, options, threads, nbytes(1)).for_loading()
     room = least.ledger.pool // (POOL_SHARE if writes else 1)
     layers = max(n for n in range(1, count + 1) if n == 1 or nbytes(n) - nbytes(1) <= room)
-    while layers > 1 and isinstance(
-        plan_beside(path, options, threads, nbytes(layers)), Refusal
-    ):
+    while layers > 1 and isinstance(plan_beside(path, options, threads, nbytes(layers)), Refusal):
         layers //= 2  # beside a pool of fixed size, or the least one
     return layers, nbytes(layers)
 

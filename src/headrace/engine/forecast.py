@@ -113,9 +113,7 @@ class _Observer:
             router = _weights(route.router)[: fitting.num_experts]
             for at in range(0, len(residual), _ROWS):
                 states = self._state(earlier[at : at + _ROWS], ahead.gain)
-                fitting.add(
-                    states, self._state(residual[at : at + _ROWS], route.gain) @ router.T
-                )
+                fitting.add(states, self._state(residual[at : at + _ROWS], route.gain) @ router.T)
         wanted = route.ahead is not None and route.ahead.layer in self._fits
         self._before = (route.ahead, residual.copy()) if wanted and route.ahead else None
 
@@ -126,8 +124,8 @@ class _Observer:
 class _Fitting:
     """One layer while it is fitted: sums over the states that are fitted on, then hits over those kept back.
 
-    squares f32[hidden, hidden] and products f64[hidden, E] are the caller's memory; the smallest ridge is far above what
-    rounds off in squares.
+    squares f32[hidden, hidden] and products f64[hidden, E] are the caller's memory; the smallest ridge is far
+    above what rounds off in squares.
     """
 
     def __init__(
@@ -172,9 +170,7 @@ class _Fitting:
                 best, rank = hits, tried
                 weights = self.own + (left[:, :tried].astype(np.float64) @ right[:tried]).T
         total = max(1, self._judged * self._top_k)
-        return LayerFit(
-            self._layer, pack_router(weights), rank, self._plain / total, best / total
-        )
+        return LayerFit(self._layer, pack_router(weights), rank, self._plain / total, best / total)
 
     def _sum(self, states: Float, wanted: Float) -> None:
         for begin in range(0, states.shape[1], _COLUMNS):  # the rest mirrors it
