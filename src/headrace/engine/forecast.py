@@ -149,7 +149,7 @@ class _Fitting:
 
     @property
     def num_experts(self) -> int:
-        return self._products.shape[1]
+        return int(self._products.shape[1])
 
     def add(self, states: Float, wanted: Float) -> None:
         """states [rows, hidden] before the layer, wanted [rows, E]: the logits that it computed."""

@@ -79,9 +79,9 @@ class RouteRecorder:
             self._file.close()
         except OSError as error:
             self._error = self._error or _failed(self._path, error)
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        failed, self._error = self._error, None
+        if failed is not None:
+            raise failed
 
     def _abandon(self) -> None:
         with contextlib.suppress(OSError):
