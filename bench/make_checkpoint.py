@@ -27,8 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arith.numbers import BLOCK
+from headrace.artifact.hf_config import read_config
 from headrace.artifact.room import check_room
+from headrace.artifact.sources import Consumed
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
+from headrace.errors import InputError, SettingError
 
 Array = NDArray[Any]
 PIECE = 1 << 23  # elements written at once
@@ -79,8 +83,34 @@ class Tensor:
         return self.spec.shape[-1]
 
 
+def check(s: Shape) -> None:
+    """Refuse what could not be converted. Raises InputError."""
+    widths = {
+        "hidden": s.hidden,
+        "heads times head-dim": s.heads * s.head_dim,
+        "expert-ffn": s.expert_ffn,
+    }
+    group = GROUP if s.layout == "mlx4" else BLOCK
+    if s.family == "qwen2_moe":
+        widths["shared-ffn"] = s.shared_ffn
+    for name, width in widths.items():
+        if width < 1 or width % group:
+            raise SettingError(f"{name} is {width}; it must be a multiple of {group}")
+    if s.kv_heads < 1 or s.heads % s.kv_heads:
+        raise SettingError(f"{s.heads} heads cannot share {s.kv_heads} kv-heads")
+    if not 1 <= s.top_k <= s.experts:
+        raise SettingError(f"top-k is {s.top_k}; it must be 1 to {s.experts}, the experts")
+    if s.layers < 1:
+        raise SettingError(f"layers is {s.layers}; it must be at least 1")
+    read_config(Path("config.json"), s.family, Consumed(config(s)))
+
+
 def make(target: Path, shape: Shape, tokenizer: Path) -> int:
-    """Write the checkpoint; returns the bytes of its tensors. `tokenizer`: a directory with tokenizer.json."""
+    """Write the checkpoint; returns the bytes of its tensors. `tokenizer`: a directory with tokenizer.json.
+
+    Raises InputError for a shape that could not be converted, before anything is written.
+    """
+    check(shape)
     tensors = list(_tensors(shape))
     total = sum(t.spec.nbytes for t in tensors)
     check_room(target, total)
@@ -299,7 +329,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     given = vars(parser.parse_args())
     target, tokenizer = given.pop("target"), given.pop("tokenizer")
-    total = make(target, Shape(vocab=vocabulary(tokenizer), **given), tokenizer)
+    try:
+        total = make(target, Shape(vocab=vocabulary(tokenizer), **given), tokenizer)
+    except InputError as error:
+        parser.error(error.message)
     print(f"{target}: {total:,} bytes of tensors")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from bench.machine import ROOT, new_run
 from bench.rows import Row, append
+from headrace.errors import FileError, InputError
 from headrace.experts.trace import read_routes
 
 Steps = Sequence[Sequence[int]]  # experts of all layers by one number, distinct within a step
@@ -160,6 +161,14 @@ def rates(steps: Steps, slots: int) -> dict[str, float]:
 
 
 def main() -> int:
+    try:
+        return _main()
+    except InputError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.routes", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="of one model")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of all experts")
@@ -167,7 +176,12 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     parser.add_argument("--record", action="store_true", help="add the rows to the results")
     given = parser.parse_args()
+    if not all(0 < share <= 1 for share in given.shares):
+        parser.error("a share is more than 0, and 1 at most")
     recorded = [steps_of(path) for path in given.files]
+    for path, (_, num_experts) in zip(given.files, recorded, strict=True):
+        if num_experts != recorded[0][1]:
+            raise FileError(path, "header", f"is of another model than {given.files[0]}")
     steps, num_experts = [step for found, _ in recorded for step in found], recorded[0][1]
     steps = steps[-given.last :] if given.last else steps
     smallest = max((len(step) for step in steps), default=1)

@@ -90,19 +90,22 @@ class LLM:
         max_context: int | None = None,
         memory: PlanOptions | None = None,
         trace_routes: Path | None = None,
+        beside_bytes: int = 0,
+        with_forecast: bool = True,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
-        that every position chose. Raises MemoryBudgetError for what cannot fit.
+        that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
+        with_forecast: whether a fitted forecast is used. Raises MemoryBudgetError for what cannot fit.
         """
         if memory is None:
             memory = PlanOptions(
                 memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
             )
-        self.artifact = open_artifact(locate.locate(model))
+        self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -110,7 +113,9 @@ class LLM:
         self._closed = False
         self.last: Completion | None = None
         try:
-            self._load(*locate.compute_settings(threads, kernels), memory, trace_routes)
+            self._load(
+                *locate.compute_settings(threads, kernels), memory, trace_routes, beside_bytes
+            )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
             clear_frames(error.__traceback__)
@@ -123,8 +128,11 @@ class LLM:
         kernels: str | None,
         memory: PlanOptions,
         trace_routes: Path | None,
+        beside_bytes: int,
     ) -> None:
-        self.plan = plan_model(self.artifact, memory, read_machine(), threads=threads).for_loading()
+        self.plan = plan_model(
+            self.artifact, memory, read_machine(), threads=threads, beside_bytes=beside_bytes
+        ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
         self.engine = Engine(
@@ -222,6 +230,11 @@ class LLM:
         with self._own_turn():
             self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(ids)
+
+    def forget(self) -> None:
+        """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
+        with self._own_turn():
+            self._timeline.release()
 
     def prompt_ids(
         self, prompt: str | bytes, *, system: str | None = None, raw: bool = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from bench.make_checkpoint import FAMILIES, Shape, make, vocabulary
 
 import tiny
 from headrace.artifact.convert import convert
+from headrace.errors import InputError
 from models import resident
 
 
@@ -33,6 +36,27 @@ def test_every_family_converts_and_computes(tmp_path: Path, family: str, layout:
     logits, routes = resident.run(artifact, [1, 2, 3])
     assert len(routes) == 2
     assert 0 < np.abs(logits).max() < 100 << artifact.manifest.fraction_bits
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"expert_ffn": 96},
+        {"hidden": 96},
+        {"shared_ffn": 96},
+        {"head_dim": 24},
+        {"kv_heads": 3},
+        {"top_k": 17},
+        {"layers": 0},
+        {"layout": "bf16", "expert_ffn": 48},
+    ],
+)
+def test_a_shape_that_could_not_be_converted_is_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError):
+        checkpoint(tmp_path / "src", replace(shape("qwen2_moe"), **change))
+    assert not (tmp_path / "src").exists()
 
 
 def test_the_same_seed_gives_the_same_weights_in_any_number_of_files(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.routes import POLICIES, belady, clock, lfu, lru, rates, steps_of
+from bench.routes import POLICIES, belady, clock, lfu, lru, main, rates, steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +108,18 @@ def test_a_recording_becomes_steps(tmp_path: Path) -> None:
     recorder.add(1, np.array([7]), np.array([[0, 3]]))
     recorder.close()
     assert steps_of(tmp_path / "routes") == ([[1, 3], [4, 7]], 8)
+
+
+def test_a_file_that_is_no_recording_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "garbage").write_bytes(bytes(range(256)) * 40)
+    for name, experts in (("one", 4), ("two", 8)):
+        RouteRecorder(tmp_path / name, RouteHeader(2, experts, 2)).close()
+    for names in (["none"], ["garbage"], ["one", "two"]):
+        monkeypatch.setattr("sys.argv", ["routes", *(str(tmp_path / n) for n in names)])
+        assert main() == 2
+        captured = capsys.readouterr()
+        assert not captured.out
+        assert captured.err.startswith(f"error: {tmp_path / names[-1]}: ")
+        assert captured.err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import tiny
 from headrace.experts.trace import read_routes
 from shell import Shell
 
@@ -62,6 +63,61 @@ def test_a_fit_is_kept_beside_the_model(shell: Shell, mixture: Path) -> None:
     file.unlink()
     assert run(shell, mixture, "--seed", 3)[1]["fingerprint"] == stats["fingerprint"]
     assert text
+
+
+def test_a_spoiled_fit_is_refused_and_can_be_made_again(
+    shell: Shell, mixture: Path, tmp_path: Path
+) -> None:
+    file, text = mixture / "forecast.safetensors", tmp_path / "text"
+    text.write_text("".join(f"line {i * i}\n" for i in range(600)))
+    fitting = ["fit-forecast", mixture, "--tokens", 400, "--text", text, "--max-context", 256]
+    file.write_bytes(b"spoiled")
+    done = shell.run("run", mixture, "--prompt", "x", "--max-tokens", 1)
+    assert done.returncode == 2
+    assert b"fit-forecast" in done.stderr
+    assert shell.run(*fitting).returncode == 0
+    made = file.read_bytes()
+    assert shell.run("run", mixture, "--prompt", "x", "--max-tokens", 1).returncode == 0
+    assert shell.run(*fitting).returncode == 0
+    assert file.read_bytes() == made  # not fitted on top of the other
+    writing = shell.run("fit-forecast", mixture, "--tokens", 300, "--max-context", 256)
+    assert writing.returncode == 0, writing.stderr
+    file.unlink()
+
+
+def test_fitting_is_part_of_the_budget(shell: Shell, mixture: Path) -> None:
+    """What a run does with, tokens that are kept and sums do not fit beside; the nearest that does is named."""
+    fitting = ["fit-forecast", mixture, "--tokens", 8_000_000, "--text", mixture / "tokenizer.json"]
+    done = shell.run(*fitting, "--memory-gb", "0.1")
+    assert done.returncode == 2
+    assert b"nearest that fits is --memory-gb" in done.stderr
+    nearest = done.stderr.split(b"--memory-gb ")[1].split()[0].decode().rstrip(";")
+    assert float(nearest) > 0.2
+    assert not (mixture / "forecast.safetensors").exists()
+    done = shell.run(*fitting, "--memory-gb", nearest)
+    assert done.returncode == 0, done.stderr
+    (mixture / "forecast.safetensors").unlink()
+
+
+def test_one_layer_with_experts_has_nothing_to_guess(shell: Shell, tmp_path: Path) -> None:
+    path = tiny.make(tmp_path / "one", "olmoe", num_hidden_layers=1).path
+    done = shell.run("fit-forecast", path, "--tokens", 300)
+    assert done.returncode == 2
+    assert b"nothing to guess: one layer with experts" in done.stderr
+    assert not (path / "forecast.safetensors").exists()
+
+
+def test_a_trace_never_replaces_a_file_of_a_model(
+    shell: Shell, mixture: Path, tmp_path: Path
+) -> None:
+    file = mixture / "experts-00001.safetensors"
+    before = file.read_bytes()
+    for place in (file, mixture / "new", Path("/dev/full")):
+        done = shell.run("run", mixture, "--prompt", "x", "--trace-routes", place)
+        assert done.returncode == 2
+        assert str(place).encode() in done.stderr
+    assert file.read_bytes() == before
+    assert not (mixture / "new").exists()
 
 
 def test_there_is_nothing_to_fit_or_trace_in_a_dense_model(shell: Shell, model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 
 import tiny
 from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.convert import convert
 from headrace.artifact.forecast import FORECAST_NAME, read_forecast, write_forecast
+from headrace.artifact.sources import ConvertOptions
+from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
 from headrace.engine.engine import Engine
-from headrace.engine.forecast import LayerFit, agreement, fit
+from headrace.engine.forecast import LayerFit, Stored, agreement, fit
 from headrace.errors import FileError
 from headrace.experts.stream import StreamOptions
 from headrace.values import SamplingParams
@@ -71,6 +75,60 @@ def _spoil(path: Path, place: int) -> None:
     path.write_bytes(body)
 
 
+def _write_named(path: Path, artifact: Artifact, name: str, router: Stored) -> None:
+    """A forecast file of one layer with a name of our own."""
+    arrays = {
+        f"{name}.codes": router[0],
+        f"{name}.exponents": router[1],
+        "identity": np.frombuffer(bytes.fromhex(artifact.identity), np.uint8),
+    }
+    kinds = {"int16": "I16", "int32": "I32", "uint8": "U8"}
+    with path.open("wb") as file:
+        writer = TensorFileWriter(
+            file, [TensorSpec(n, kinds[str(a.dtype)], a.shape) for n, a in arrays.items()]
+        )
+        for key, array in arrays.items():
+            writer.write(key, array)
+
+
+def test_layers_fitted_in_any_number_of_passes_are_the_same(tmp_path: Path) -> None:
+    deep = tiny.make(tmp_path / "deep", "qwen3_moe", num_hidden_layers=4)
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(0, 256, 100).tolist() for _ in range(5)]
+    found = []
+    for at_once in (None, 1, 2):
+        with Engine(deep, max_context=256) as engine:
+            found.append(list(fit(engine, texts, layers_at_once=at_once)))
+    assert [f.layer for f in found[0]] == [1, 2, 3]
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            assert (one.layer, one.rank, one.plain, one.fitted) == (
+                same.layer,
+                same.rank,
+                same.plain,
+                same.fitted,
+            )
+            assert [a.tolist() for a in one.router] == [a.tolist() for a in same.router]
+
+
+def test_a_conversion_keeps_the_forecast_of_the_same_artifact(
+    tmp_path: Path, fits: list[LayerFit]
+) -> None:
+    made = tiny.make(tmp_path / "model", "qwen3_moe")
+    write_forecast(made, {f.layer: f.router for f in fits})
+    path = made.path / FORECAST_NAME
+    kept, source = path.read_bytes(), tmp_path / "model-source"
+    assert convert(source, made.path).identity == made.identity
+    assert path.read_bytes() == kept
+    again = convert(source, made.path, ConvertOptions(bits=8))
+    assert again.identity != made.identity
+    assert not path.exists()
+    convert(source, made.path)
+    path.write_bytes(kept[:100])
+    convert(source, made.path)
+    assert not path.exists()
+
+
 def test_a_forecast_of_another_model_or_a_broken_one_is_refused(
     artifact: Artifact, fits: list[LayerFit], tiny_artifact: Callable[[str], Artifact]
 ) -> None:
@@ -88,11 +146,20 @@ def test_a_forecast_of_another_model_or_a_broken_one_is_refused(
             ((np.full_like(codes, -32768), exponents), "codes"),
         ):
             write_forecast(artifact, {1: wrong})
-            with pytest.raises(FileError, match=cause):
+            with pytest.raises(FileError, match=cause) as caught:
                 read_forecast(artifact)
-        path.write_bytes(path.read_bytes()[:50])
-        with pytest.raises(FileError):
-            read_forecast(artifact)
+            assert "fit-forecast" in str(caught.value.hint)
+        for name in ("layers.0", "layers.999", "layers.²", "layers." + "9" * 5000, "layers.01"):
+            _write_named(path, artifact, name, fits[0].router)
+            with pytest.raises(FileError, match="not one of a forecast"):
+                read_forecast(artifact)
+        whole = path.read_bytes()
+        for body in (whole[:50], whole[:-1], b"", b"garbage" * 100):
+            path.write_bytes(body)
+            with pytest.raises(FileError) as caught:
+                Engine(artifact, max_context=256, experts=OPTIONS)
+            assert "remove" in str(caught.value.hint)
+            Engine(replace(artifact, with_forecast=False), max_context=256, experts=OPTIONS).close()
     finally:
         path.unlink()
     assert read_forecast(tiny_artifact("llama")) == {}

@@ -44,6 +44,7 @@ class Artifact:
     tensors: Mapping[str, NDArray[Any]]
     template: str | None
     records: tuple[LayerRecords, ...] = ()  # of the layers that have experts
+    with_forecast: bool = True  # whether a fitted forecast beside its files is used
 
     @property
     def tokenizer_path(self) -> Path:

@@ -25,6 +25,7 @@ from headrace.artifact.container import (
     file_sha256,
     open_artifact,
 )
+from headrace.artifact.forecast import keep_forecast
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest
 from headrace.artifact.packing import pack
 from headrace.artifact.parts import Part
@@ -56,7 +57,8 @@ def convert(
     """Convert `source` (a GGUF file or a model directory) into the artifact directory `target`.
 
     progress(step, done, total): "convert" counts rows; "verify" counts bytes of the source and of what was written
-    that are hashed and checked. What stood at `target` is replaced only by a complete artifact.
+    that are hashed and checked. What stood at `target` is replaced only by a complete artifact; a forecast that was
+    fitted on the same artifact stays.
     Raises InputError for a source that cannot be used, DiskFullError before anything is written.
     """
     opened = open_source(source)
@@ -85,7 +87,7 @@ def convert(
         nbytes += 2 * _size(work.iterdir()) + _size(opened.files)
         read = _Step("verify", nbytes, progress).add
         _write_manifest(work, opened, plan, read)
-        open_artifact(work, verify=True, read=read)
+        keep_forecast(target, open_artifact(work, verify=True, read=read))
     return open_artifact(target)
 
 

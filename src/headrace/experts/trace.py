@@ -6,6 +6,7 @@ position u32, layer u16, experts u16[top_k], in the order in which layers ran.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.artifact.container import TOKENIZER_NAME
+from headrace.artifact.manifest import MANIFEST_NAME
 from headrace.errors import FileError
 
 VERSION = 1
@@ -34,30 +37,80 @@ class RouteHeader:
 
 
 class RouteRecorder:
-    """Writes a file of routes. Raises FileError where the file cannot be written."""
+    """Writes a file of routes.
+
+    Only a new or empty file, or an older recording in its place; never a file of a model. The first thing that cannot
+    be written ends the recording, not the passes that are recorded: `close` raises it. Raises FileError.
+    """
 
     def __init__(self, path: Path, header: RouteHeader) -> None:
         self._dtype = header.dtype
         self._path = path
+        self._error: FileError | None = None
+        _check_place(path)
         try:
             self._file = path.open("wb")
-            self._file.write(json.dumps({"version": VERSION, **asdict(header)}).encode() + b"\n")
+            line = json.dumps({"version": VERSION, **asdict(header)}).encode() + b"\n"
+            try:
+                self._file.write(line)
+                self._file.flush()  # whatever ends the process, what follows can be read
+            except OSError:
+                self._abandon()
+                raise
         except OSError as error:
-            raise FileError(path, "routes", error.strerror or str(error)) from None
+            raise _failed(path, error) from None
 
     def add(
         self, layer: int, positions: NDArray[np.integer[Any]], experts: NDArray[np.integer[Any]]
     ) -> None:
         """What a layer chose: positions i32[rows], experts i32[rows, top_k]."""
+        if self._error is not None:
+            return
         rows = np.empty(len(positions), self._dtype)
         rows["position"], rows["layer"], rows["experts"] = positions, layer, experts
         try:
             self._file.write(rows.tobytes())
         except OSError as error:
-            raise FileError(self._path, "routes", error.strerror or str(error)) from None
+            self._error = _failed(self._path, error)
 
     def close(self) -> None:
-        self._file.close()
+        """Finish the file. Raises FileError, once, for what could not be written."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self._error = self._error or _failed(self._path, error)
+        failed, self._error = self._error, None
+        if failed is not None:
+            raise failed
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _failed(path: Path, error: OSError) -> FileError:
+    return FileError(path, "routes", error.strerror or str(error))
+
+
+def _check_place(path: Path) -> None:
+    """Raises FileError for a place where something else is, or that belongs to a model."""
+    try:
+        if all((path.resolve().parent / name).exists() for name in (MANIFEST_NAME, TOKENIZER_NAME)):
+            raise FileError(path, "routes", "lies in a model's directory; give another place")
+        if not path.exists():
+            return
+        if not path.is_file():
+            raise FileError(path, "routes", "is not a plain file")
+        with path.open("rb") as file:
+            begin = file.read(_MAX_HEADER + 1)
+    except OSError as error:
+        raise _failed(path, error) from None
+    if begin:
+        try:
+            _split(path, begin)
+        except FileError:
+            cause = "exists and is no recording of routes; it is not replaced"
+            raise FileError(path, "routes", cause) from None
 
 
 def read_routes(path: Path) -> tuple[RouteHeader, NDArray[np.void]]:
@@ -69,13 +122,7 @@ def read_routes(path: Path) -> tuple[RouteHeader, NDArray[np.void]]:
         data = path.read_bytes()
     except OSError as error:
         raise FileError(path, "routes", error.strerror or str(error)) from None
-    line, newline, body = data.partition(b"\n")
-    try:
-        if not newline or len(line) > _MAX_HEADER:
-            raise ValueError("it does not begin with a header")
-        header = _header(json.loads(line))
-    except (ValueError, RecursionError) as error:
-        raise FileError(path, "header", f"not a recording of routes: {error}") from None
+    header, body = _split(path, data)
     size = header.dtype.itemsize
     routes = np.frombuffer(body, header.dtype, len(body) // size)
     if len(routes) and (
@@ -83,6 +130,17 @@ def read_routes(path: Path) -> tuple[RouteHeader, NDArray[np.void]]:
     ):
         raise FileError(path, "records", "a layer or an expert beyond those of the header")
     return header, routes
+
+
+def _split(path: Path, data: bytes) -> tuple[RouteHeader, bytes]:
+    """The header and what follows it. Raises FileError."""
+    line, newline, body = data.partition(b"\n")
+    try:
+        if not newline or len(line) > _MAX_HEADER:
+            raise ValueError("it does not begin with a header")
+        return _header(json.loads(line)), body
+    except (ValueError, RecursionError) as error:
+        raise FileError(path, "header", f"not a recording of routes: {error}") from None
 
 
 def _header(value: Any) -> RouteHeader:

@@ -30,14 +30,16 @@ def plan_model(
     machine: Machine,
     *,
     threads: int | None = None,
+    beside_bytes: int = 0,
 ) -> Plan | Refusal:
     """The plan of a model on a machine: what every command shows, and what loading gets.
 
-    threads: as in `kernel_threads`. Raises SettingError, and FileError or UnsupportedError for a
-    manifest that cannot be used.
+    threads: as in `kernel_threads`. beside_bytes: workspace that is kept for something else. Raises SettingError, and
+    FileError or UnsupportedError for a manifest that cannot be used.
     """
     facts = model_facts(source, threads=kernel_threads(threads, machine))
-    return plan(machine, facts, options)
+    workspace = replace(facts.workspace, fixed=facts.workspace.fixed + beside_bytes)
+    return plan(machine, replace(facts, workspace=workspace), options)
 
 
 def kernel_threads(threads: int | None, machine: Machine) -> int:
