@@ -24,7 +24,7 @@ from headrace.artifact.records import EXPERTS_PREFIX, LayerRecords, check_record
 from headrace.artifact.room import check_room, full_disk_told
 from headrace.artifact.tensorfile import read_places, read_tensors
 from headrace.artifact.unfinished import leftovers, working_name
-from headrace.artifact.verified import Record, hashed_facts
+from headrace.artifact.verified import Record, Watch, hashed_facts
 from headrace.errors import FileError
 
 T = TypeVar("T")
@@ -117,6 +117,15 @@ def _check_files(
             if weights:
                 record.add(path / name, digest, facts)
     record.save()
+
+
+def watch(artifact: Artifact) -> Watch:
+    """A watch over the files that weights lie in. Raises FileError."""
+    files = artifact.manifest.files.items()
+    try:
+        return Watch({artifact.path / n: f.sha256 for n, f in files if n.endswith(".safetensors")})
+    except OSError as error:
+        raise FileError(artifact.path, "open", str(error)) from None
 
 
 def _check_size(path: Path, entry: FileEntry) -> None:

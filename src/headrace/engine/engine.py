@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith.numbers import ROPE_LOW
-from headrace.artifact.container import Artifact
+from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
-from headrace.artifact.verified import Watch
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
@@ -77,7 +76,7 @@ class Engine:
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
         self._path = artifact.path
-        self._watch = _watch(artifact)
+        self._watch = watch(artifact)
         self._mixture: Mixture | None = None
         self.stats: GenerationStats | None = None
         try:
@@ -281,15 +280,6 @@ class Engine:
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
-
-
-def _watch(artifact: Artifact) -> Watch:
-    """Over the files that weights lie in. Raises FileError."""
-    files = artifact.manifest.files.items()
-    try:
-        return Watch({artifact.path / n: f.sha256 for n, f in files if n.endswith(".safetensors")})
-    except OSError as error:
-        raise FileError(artifact.path, "open", str(error)) from None
 
 
 def _marks(program: Program, backend: str) -> tuple[int, ...]:
