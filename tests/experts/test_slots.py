@@ -73,7 +73,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         slot = data.draw(st.sampled_from(sorted(self.pool.sweep_slots)))
         pinned = self.pick(data, (READY, FAILED, READING))
-        possible = self.pool.evictable(pinned)
+        reading = {s for s in self.held.values() if self.pool.slots.state[s] == READING}
+        may = [s for key, s in self.held.items() if key[0] <= layer and s not in pinned | reading]
+        possible = self.pool.num_free + len(may)
         self.pool.slots.memory[slot] = mark(layer, expert)
         self.pool.slots.state[slot] = READY
         given = self.pool.adopt(layer, expert, slot, pinned)
@@ -81,7 +83,7 @@ class PoolMachine(RuleBasedStateMachine):
         if given is None:
             self.pool.slots.state[slot] = EMPTY
             return
-        assert given not in pinned
+        assert given in may or given not in self.held.values()
         assert given in self.pool.sweep_slots
         assert slot not in self.pool.sweep_slots
         self.held = {key: s for key, s in self.held.items() if s != given}

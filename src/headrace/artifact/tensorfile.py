@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from headrace.errors import FileError
 
 MAX_HEADER_BYTES = 32 << 20
 ALIGNMENT = 64
+_MADV_POPULATE_READ = 22  # of Linux; Python's mmap has no name for it
 
 # BF16 has no NumPy type: it is read as raw 16-bit words.
 DTYPES: Mapping[str, str] = {
@@ -64,11 +66,11 @@ def mappings(arrays: Iterable[NDArray[Any]]) -> tuple[mmap.mmap, ...]:
     return tuple(found.values())
 
 
-def expect_pages(maps: Iterable[mmap.mmap]) -> None:
-    """Begin to read mapped files into the page cache; returns at once."""
+def load_pages(maps: Iterable[mmap.mmap]) -> None:
+    """Read mapped files and map their pages, where the system can (Linux 5.14); elsewhere they come when used."""
     for mapped in maps:
-        if hasattr(mmap, "MADV_WILLNEED"):
-            mapped.madvise(mmap.MADV_WILLNEED)
+        with suppress(OSError):
+            mapped.madvise(_MADV_POPULATE_READ)
 
 
 def forget_pages(maps: Iterable[mmap.mmap]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
-from headrace.artifact.tensorfile import expect_pages, mappings
+from headrace.artifact.tensorfile import load_pages, mappings
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
@@ -108,10 +108,10 @@ class Engine:
             self._mixture.stream.close()
 
     def warm(self) -> None:
-        """Begin to read what the first pass will need: dense weights, and experts into free slots. Returns at once."""
-        expect_pages(self._mapped)
+        """Read the dense weights, and begin to read experts into the free slots."""
         if self._mixture is not None:
             self._mixture.stream.warm()
+        load_pages(self._mapped)
 
     @property
     def mixture(self) -> Mixture | None:

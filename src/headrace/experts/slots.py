@@ -118,11 +118,11 @@ class SlotPool:
     def adopt(self, layer: int, expert: int, slot: int, pinned: Collection[int]) -> int | None:
         """Keep an expert that a sweep has read and used: its slot becomes one of the pool, which gives up another.
 
-        Returns the other slot, which is the sweep's from now on; None where all that are open are `pinned` or READING.
+        Experts of later layers do not make room: their turn comes in the same pass. Returns the other slot, which is
+        the sweep's from now on; None where the open ones are `pinned`, READING or of later layers.
         """
-        given = np.flatnonzero(self._open & (self.layer < 0))[:1].tolist() or self._victims(
-            1, pinned
-        )
+        free = np.flatnonzero(self._open & (self.layer < 0))[:1].tolist()
+        given = free or self._victims(1, pinned, upto=layer)
         if not given:
             return None
         other: int = given[0]
@@ -225,11 +225,13 @@ class SlotPool:
         may[list(pinned)] = False
         return may
 
-    def _victims(self, count: int, pinned: Collection[int]) -> list[int]:
-        """At most `count` slots: the doomed, then those of the experts used least."""
+    def _victims(self, count: int, pinned: Collection[int], upto: int | None = None) -> list[int]:
+        """At most `count` slots, of layers up to one: the doomed, then those of the experts used least."""
         if count <= 0:
             return []
         may = self._candidates(pinned)
+        if upto is not None:
+            may &= self.layer <= upto
         doomed: list[int] = np.flatnonzero(may & self._doomed)[:count].tolist()
         may[doomed] = False
         return doomed + self._rarest(count - len(doomed), may)

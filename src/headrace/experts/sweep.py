@@ -69,7 +69,8 @@ class Sweep:
     ) -> Generator[Part, None, None]:
         """Parts of a layer. Every slot of one is READY, and stays so until the next is asked for.
 
-        admit: experts that the pool keeps afterwards, where it has room beside the `pinned` slots. following: what the
+        admit: experts that the pool keeps afterwards, where it has room beside the `pinned` slots, others of this layer
+        and of earlier ones making room. following: what the
         next layer to be swept will probably need. Raises ExpertReadError. After an error, or when this is closed early,
         nothing is being read.
         """
@@ -94,6 +95,8 @@ class Sweep:
                     part, held = held[:count], held[count:]
                 left -= len(arrived)
                 yield self._part(now.layer, part, not held and not left)
+                if not arrived:  # of the pool: what is hotter may take their place
+                    kept -= {slot for expert, slot in part if expert not in admit}
                 self._release(len(arrived), admit, kept)
                 self._begin(todo)
         except BaseException:
