@@ -39,7 +39,7 @@ class Settings:
     limit_gb: float | None = None  # of the model that is bigger than memory; None: a quarter of it
     stream_steps: tuple[int, ...] = (256, 1000)
     stream_rounds: int = 3
-    stream_seconds: float = 240.0  # after which a sample ends early
+    stream_seconds: float = 240.0  # after which a sample of a peer ends early
     ablation_steps: int = 128
     disk_seconds: float = 2.0  # of one sample of raw reads
 

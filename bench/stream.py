@@ -25,6 +25,7 @@ PREFILL, RAW = "prefill 512", "raw reads"
 CONTEXT, PROMPT = 2048, 16
 LANES = (1, 2, 4, 8, 16)
 MIB = 1 << 20
+PATIENCE = 900.0  # seconds of a sample of headrace, which comes to its end; those of peers are cut off
 # neurostream's own budgets, of the limit: the rest is Python, torch and activations.
 ARENA_BYTES, UNBUDGETED_BYTES = 64 * MIB, 600 * MIB
 
@@ -144,7 +145,8 @@ def sample(system: System, workload: Workload, settings: Settings, limit: int) -
     with MemoryGroup(limit) as group:
         try:
             with system.start(threads, group.prefix) as worker:
-                answer = worker.ask("follow", **request, seconds=settings.stream_seconds)
+                seconds = settings.stream_seconds if system.max_rounds else PATIENCE
+                answer = worker.ask("follow", **request, seconds=seconds)
                 resident = worker.ask("peak")["bytes"]
                 facts = worker.facts
         except WorkerError as error:
