@@ -96,7 +96,7 @@ def flow(row: Row) -> Flow | None:
         return None
     guessed = counters["guessed"]
     return Flow(
-        resident=1 - counters["reads"] / counters["uses"],
+        resident=max(0.0, 1 - counters["reads"] / counters["uses"]),
         agreement=counters["guessed_right"] / guessed if guessed else None,
         bytes_read=counters["bytes_read"] / tokens,
         bytes_wasted=counters["bytes_wasted"] / tokens,
