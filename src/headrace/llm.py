@@ -108,13 +108,13 @@ class LLM:
             threads=threads,
             kernels=kernels,
             max_context=self.plan.window,
+            retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
             chunk=self.plan.chunk_rows,
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
         self.engine.warm()
         self._governor = _governor(self.plan, self.engine)
-        self._timeline = self.engine.new_sequence()
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -198,7 +198,6 @@ class LLM:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         ids = _ids(tokens)
         with self._own_turn():
-            self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(ids)
 
     def prompt_ids(
@@ -261,9 +260,7 @@ class LLM:
     ) -> Generator[str, None, None]:
         with self._own_turn():
             answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(
-                ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
-            )
+            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
             self._steps = steps
             try:
                 with closing(steps):

@@ -22,11 +22,13 @@ from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
-from headrace.engine.pages import PagePool, pages_for
+from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
+from headrace.engine.prefix_cache import PrefixCache
 from headrace.engine.sequence import Sequence, Work
-from headrace.errors import ContextError, InputError
+from headrace.errors import CancelledError, ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
+from headrace.kernels.layout import page_positions
 from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
@@ -48,12 +50,14 @@ class Engine:
         kernels: str | None = None,
         max_context: int | None = None,
         num_sequences: int = 1,
+        retained_contexts: int = 0,
         chunk: int = DEFAULT_CHUNK,
         logit_rows: int = LOGIT_ROWS,
         experts: StreamOptions | None = None,
         trace_routes: Path | None = None,
     ) -> None:
-        """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
+        """max_context: positions of one sequence, at most the model's own. num_sequences: how many of them may be full
+        at a time; retained_contexts: further ones that hold prefixes alone. experts: how those of a mixture are held
         in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
         self.config = DecoderConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
@@ -71,6 +75,7 @@ class Engine:
         self._program = _within(self._program, self.context)
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
+        self._rows = self._chunk  # of the next pass of a prompt
         self._logit_rows = min(logit_rows, self._chunk)
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
@@ -78,9 +83,10 @@ class Engine:
         self._marks = _marks(self._program, self.backend.name)
         self._mapped = mappings(artifact.tensors.values())
         self._mixture = self._open_experts(artifact, experts, trace_routes)
-        num_pages = pages_for(self.context) * num_sequences
+        num_pages = pages_for(self.context) * (num_sequences + retained_contexts)
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
+        self.prefixes = PrefixCache(self._pool)
         self.stats: GenerationStats | None = None
 
     def __enter__(self) -> Engine:
@@ -144,8 +150,14 @@ class Engine:
     def shape(self) -> ModelShape:
         return self._program.shape
 
-    def new_sequence(self) -> Sequence:
-        return Sequence(self._pool, self.context)
+    @property
+    def pages(self) -> PagePool:
+        """Who owns the pages of the KV cache."""
+        return self._pool
+
+    def new_sequence(self, salt: bytes = b"") -> Sequence:
+        """An empty sequence. salt: see `Sequence`."""
+        return Sequence(self._pool, self.context, salt)
 
     def forward(
         self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
@@ -155,20 +167,38 @@ class Engine:
         The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
         raises CancelledError then, and the sequences are as before.
         """
-        for item in work:
-            item.sequence.reserve(len(item.tokens))
-        batch = _batch(work)
-        self._check(batch)
-        if self._mixture is None:
-            for begin, end in pairwise((0, *self._marks)):
-                check_cancelled(cancel if begin else None)
-                self._runner.run(begin, end, batch, self._cache)
-        else:
-            last = not any(item.more for item in work)
-            self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
+        try:
+            self._reserve(work)
+            batch = _batch(work)
+            self._check(batch)
+            self._run(batch, any(item.more for item in work), cancel)
+        except BaseException as error:
+            for item in work:
+                item.sequence.trim()
+            if isinstance(
+                error, CancelledError
+            ):  # a shorter one may end before the next cancellation
+                self._rows = max(1, sum(len(item.tokens) for item in work) // 2)
+            raise
+        self._rows = self._chunk
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
+
+    def _reserve(self, work: Tokens[Work]) -> None:
+        """Pages for the next positions, none of which anybody else reads."""
+        for item in work:
+            copy = item.sequence.reserve(len(item.tokens))
+            if copy is not None:
+                self._cache[copy.target] = self._cache[copy.source]
+
+    def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+        if self._mixture is not None:
+            self._mixture.run(batch, self._cache, self._marks, admit=not more, cancel=cancel)
+            return
+        for begin, end in pairwise((0, *self._marks)):
+            check_cancelled(cancel if begin else None)
+            self._runner.run(begin, end, batch, self._cache)
 
     def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
@@ -195,12 +225,22 @@ class Engine:
 
     def chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
         """Tokens in passes, each with whether more follow."""
-        for at in range(0, len(tokens), self._chunk):
-            yield tokens[at : at + self._chunk], at + self._chunk < len(tokens)
+        at = 0
+        while at < len(tokens):
+            end = at + self._rows
+            yield tokens[at:end], end < len(tokens)
+            at = end
 
     def kv_bytes(self, sequence: Sequence) -> bytes:
-        """Every byte that the cache holds of a sequence's whole tiles' positions, for comparison."""
-        return self._cache[sequence.page_table()].tobytes()
+        """The pages of a sequence with zeros in place of what is none of its positions, for comparison."""
+        return self._held(sequence).tobytes()
+
+    def _held(self, sequence: Sequence) -> NDArray[np.uint8]:
+        """A copy of a sequence's pages, u8[pages, page_bytes], zero at positions beyond its end."""
+        pages = self._cache[sequence.page_table()[: pages_for(len(sequence))]]
+        if rest := len(sequence) % PAGE_TOKENS:
+            pages[-1][page_positions(self.shape) >= rest] = 0
+        return pages
 
     def saturations(self) -> dict[str, int]:
         """Clipped values since the engine was made, by site."""
@@ -217,19 +257,23 @@ class Engine:
         *,
         cancel: Callable[[], bool] | None = None,
         sequence: Sequence | None = None,
+        reuse: bool = True,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
-        The end token is yielded last. sequence: one of this engine's, which stays the caller's; the
-        prefix that it shares with `prompt` is not read again, and the tokens and logits are those of a
-        new sequence. Raises ContextError when the prompt does not fit, InputError
+        The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
+        left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
+        engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
+        sequence. Raises ContextError when the prompt does not fit, InputError
         when it is empty or holds an unknown token.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
-        return Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
+        return Generation(
+            self, list(prompt), sampling, cancel or (lambda: False), sequence, reuse=reuse
+        ).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
