@@ -20,6 +20,7 @@ from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
+from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
@@ -59,6 +60,7 @@ class Engine:
         """max_context: positions of one sequence, at most the model's own. num_sequences: how many of them may be full
         at a time; retained_contexts: further ones that hold prefixes alone. experts: how those of a mixture are held
         in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
+        self.identity = artifact.identity
         self.config = DecoderConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
@@ -241,6 +243,27 @@ class Engine:
         if rest := len(sequence) % PAGE_TOKENS:
             pages[-1][page_positions(self.shape) >= rest] = 0
         return pages
+
+    def save(self, sequence: Sequence) -> bytes:
+        """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""
+        return pack(self._binding(sequence.salt), sequence.tokens, self._held(sequence))
+
+    def restore(self, blob: bytes, salt: bytes = b"") -> Sequence:
+        """A sequence as it was saved. Bytes after its end are ignored; `salt` is the saved sequence's.
+
+        Raises BlobError by its cause, ContextError, PagesExhaustedError; the engine is as before then.
+        """
+        tokens, pages = unpack(blob, self._binding(salt))
+        if tokens:
+            self._known(min(tokens), max(tokens))
+        sequence = self.new_sequence(salt)
+        sequence.reserve(len(tokens))
+        self._cache[sequence.page_table()] = pages
+        sequence.commit(tokens)
+        return sequence
+
+    def _binding(self, salt: bytes) -> Binding:
+        return Binding(self.identity, salt, self.shape)
 
     def saturations(self) -> dict[str, int]:
         """Clipped values since the engine was made, by site."""
