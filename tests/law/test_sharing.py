@@ -75,7 +75,7 @@ def after(shared: int, length: int = 20) -> list[int]:
 def test_warm_is_cold_at_every_length(
     tiny_artifact: Get, kernels: str | None, threads: int
 ) -> None:
-    edges = EDGES if kernels != "reference" else (1, 16, 63, 65, 128, 149)
+    edges = EDGES if kernels != "reference" else (63, 129)
     with opened(tiny_artifact("qwen3"), kernels, threads) as engine:
         for params in (GREEDY, SAMPLED):
             for shared in edges:
@@ -186,12 +186,12 @@ def test_forks_diverge_and_are_each_what_they_would_be_alone(
     tiny_artifact: Get, kernels: str | None, threads: int
 ) -> None:
     with opened(tiny_artifact("llama"), kernels, threads, num_sequences=4) as engine:
-        for length in (16, 63, 64, 65, 100, 129, 149):
+        for length in (16, 63, 64, 65, 100, 129, 149) if kernels != "reference" else (65,):
             whole = engine.new_sequence()
             engine.read(whole, PROMPT)
             forks = [whole.fork(length), whole.fork(length)]
             rests = [after(length)[length:], [9] * 20]
-            for at in range(20):  # in turns, also in one pass with the whole
+            for at in range(20):  # also in one pass with the whole
                 work = [Work(f, r[at : at + 1]) for f, r in zip(forks, rests, strict=True)]
                 engine.forward([*work, Work(whole, [at])])
             _alone(engine, forks[0], PROMPT[:length] + rests[0])
@@ -223,7 +223,9 @@ def test_any_interleaving_is_plain_recomputing(tiny_artifact: Get, data: st.Data
     with opened(tiny_artifact("llama"), num_sequences=3, threads=1) as engine:
         live: list[Sequence] = []
         for _ in range(data.draw(st.integers(2, 10))):
-            act = data.draw(st.sampled_from(["generate", "grow", "fork", "rewind", "end", "mark"]))
+            act = data.draw(
+                st.sampled_from(["generate", "grow", "fork", "rewind", "restore", "end", "mark"])
+            )
             prompt = after(data.draw(st.sampled_from(EDGES)), data.draw(st.integers(1, 40)))
             if act == "generate":
                 got = run(engine, prompt, SAMPLED)
@@ -243,6 +245,10 @@ def test_any_interleaving_is_plain_recomputing(tiny_artifact: Get, data: st.Data
                     live.append(sequence.fork(length))
                 elif act == "rewind":
                     sequence.rewind(length)
+                elif act == "restore":
+                    blob = engine.save(sequence)
+                    sequence.release()
+                    live[live.index(sequence)] = engine.restore(blob)
                 elif act == "end":
                     engine.prefixes.keep(sequence)
                     sequence.release()
