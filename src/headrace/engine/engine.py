@@ -25,6 +25,8 @@ from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
 from headrace.engine.prefix_cache import PrefixCache
+from headrace.engine.prefix_disk import PrefixDisk
+from headrace.engine.prefix_tier import DiskTier
 from headrace.engine.sequence import Sequence, Work
 from headrace.errors import CancelledError, ContextError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
@@ -89,6 +91,7 @@ class Engine:
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
         self._pool = PagePool(num_pages)
         self.prefixes = PrefixCache(self._pool)
+        self._disk: DiskTier | None = None
         self.stats: GenerationStats | None = None
 
     def __enter__(self) -> Engine:
@@ -104,6 +107,8 @@ class Engine:
 
     def close(self) -> None:
         self._runner.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._mixture is not None:
             self._mixture.stream.close()
 
@@ -243,6 +248,22 @@ class Engine:
         if rest := len(sequence) % PAGE_TOKENS:
             pages[-1][page_positions(self.shape) >= rest] = 0
         return pages
+
+    def attach_disk(self, disk: PrefixDisk) -> None:
+        """Prefixes are also kept on `disk` from now on; the engine closes it."""
+        self._disk = DiskTier(disk, self._cache, self.shape)
+
+    def resume(self, sequence: Sequence, tokens: Tokens[int]) -> None:
+        """Begin an empty sequence with the longest prefix of `tokens` that is kept in memory or on disk."""
+        self.prefixes.adopt(sequence, tokens)
+        if self._disk is not None:
+            self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
+
+    def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
+        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated."""
+        self.prefixes.keep(sequence)
+        if self._disk is not None:
+            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
 
     def save(self, sequence: Sequence) -> bytes:
         """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""

@@ -67,7 +67,7 @@ class Generation:
         finally:
             held = len(sequence)
             if self._reuse:
-                self._engine.prefixes.keep(sequence)
+                self._engine.keep(sequence, len(self._prompt))
             if self._kept is None:
                 sequence.release()
             self._engine.stats = self._stats(reason, held)
@@ -75,7 +75,7 @@ class Generation:
     def _sync(self, sequence: Sequence) -> list[int]:
         """What is left to read: at least the last token, because its logits are wanted."""
         if self._reuse:
-            self._engine.prefixes.adopt(sequence, self._prompt[:-1])
+            self._engine.resume(sequence, self._prompt[:-1])
         unread = sequence.sync(self._prompt[:-1]) + self._prompt[-1:]
         self._reused = len(sequence)
         return unread
