@@ -1,8 +1,8 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
 One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
-Its tokens stay in the KV cache, and the next one reads only what it does not share with them: a turn
-of a chat costs what is new in it. The answers are those of a fresh model.
+Its tokens stay in the KV cache as long as nobody needs the room, and a later one reads only what it does not share
+with them: a turn of a chat costs what is new in it. The answers are those of a fresh model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
+from headrace.engine.prefix_disk import DiskOptions
+from headrace.engine.prefix_tier import open_disk
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
@@ -89,13 +91,15 @@ class LLM:
         max_context: int | None = None,
         memory: PlanOptions | None = None,
         trace_routes: Path | None = None,
+        prefix_disk: DiskOptions | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
-        that every position chose. Raises MemoryBudgetError for what cannot fit.
+        that every position chose. prefix_disk: where prefixes are kept beyond this process; a directory that cannot be
+        used is told in a warning. Raises MemoryBudgetError for what cannot fit.
         """
         self.artifact = open_artifact(locate.locate(model))
         threads, kernels = locate.compute_settings(threads, kernels)
@@ -113,6 +117,8 @@ class LLM:
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
+        if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
+            self.engine.attach_disk(disk)
         self.engine.warm()
         self._governor = _governor(self.plan, self.engine)
         self._turn = threading.Lock()
@@ -242,10 +248,15 @@ class LLM:
             raise PromptSizeError(characters, self.engine.context)
 
     def stream_ids(
-        self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
+        self,
+        ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        continues: bool = False,
+        reuse: bool = True,
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
-        return self._pieces(_ids(ids), sampling, continues)
+        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`, `reuse` as in `Engine.generate`."""
+        return self._pieces(_ids(ids), sampling, continues, reuse)
 
     def _complete(
         self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
@@ -256,11 +267,11 @@ class LLM:
             return _ended(self.last)
 
     def _pieces(
-        self, ids: list[int], sampling: SamplingParams, continues: bool
+        self, ids: list[int], sampling: SamplingParams, continues: bool, reuse: bool = True
     ) -> Generator[str, None, None]:
         with self._own_turn():
             answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set)
+            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set, reuse=reuse)
             self._steps = steps
             try:
                 with closing(steps):

@@ -38,7 +38,7 @@ from headrace.engine.prefix_segment import (
     read,
     write,
 )
-from headrace.errors import DiskFullError, HeadraceError, SettingError
+from headrace.errors import DiskFullError, FileError, HeadraceError, SettingError
 
 LOCK = "lock"
 DEFAULT_DISK_GB = 20.0
@@ -304,6 +304,46 @@ class PrefixDisk:
                 known.pop(segment.id)
                 segment.path.unlink()
                 self.removed.append(f"{segment.path.name}: what it goes on from is gone")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a directory holds, in order of use, the latest first; files that are damaged or cannot be read."""
+
+    segments: tuple[Segment, ...]
+    faulty: tuple[FileError, ...]
+
+
+def survey(directory: Path) -> Survey:
+    """Look, and change nothing; also while another process writes."""
+    segments, faulty = [], []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if is_name(path.name):
+            try:
+                segments.append(read(path))
+            except (DamagedSegmentError, InaccessibleSegmentError) as error:
+                if os.path.lexists(path):  # not removed meanwhile
+                    faulty.append(error)
+    segments.sort(key=lambda s: (-s.used, -s.label.end))
+    return Survey(tuple(segments), tuple(faulty))
+
+
+def clear(directory: Path) -> tuple[int, list[OSError]]:
+    """Remove every segment; how many are gone, and why others are not. Raises PrefixDirectoryBusyError."""
+    if not directory.is_dir():
+        return 0, []
+    gone, left, handle = 0, [], lock(directory)
+    try:
+        for path in sorted(directory.iterdir()):
+            if is_name(path.name) or path.name.startswith(TEMPORARY):
+                try:
+                    path.unlink()
+                    gone += 1
+                except OSError as error:
+                    left.append(error)
+    finally:
+        os.close(handle)
+    return gone, left
 
 
 def lock(directory: Path) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ARITHMETIC_VERSION
 from headrace.engine import blob
 from headrace.engine.pages import PAGE_TOKENS, PagesExhaustedError, pages_for
-from headrace.engine.prefix_disk import Binding, Found, PrefixDisk
+from headrace.engine.prefix_disk import Binding, DiskOptions, Found, PrefixDisk
 from headrace.engine.prefix_segment import DamagedSegmentError, InaccessibleSegmentError, Segment
 from headrace.engine.sequence import Sequence, Work
 from headrace.errors import HeadraceError
@@ -26,6 +26,18 @@ from headrace.kernels.layout import page_positions
 from headrace.kernels.program import ModelShape
 
 Reserve = Callable[[Tokens[Work]], None]
+
+
+def open_disk(options: DiskOptions) -> PrefixDisk | None:
+    """The disk tier, or None with a warning where the directory cannot be used; what was removed is named."""
+    try:
+        disk = PrefixDisk(options)
+    except (HeadraceError, OSError) as error:
+        _warn(error)
+        return None
+    for removed in disk.removed:
+        _warn(f"removed {removed}")
+    return disk
 
 
 class DiskTier:
@@ -98,5 +110,5 @@ def _bound(binding: blob.Binding) -> Binding:
     return Binding(identity, hashlib.sha256(packed).digest(), binding.shape.page_bytes)
 
 
-def _warn(error: Exception) -> None:
+def _warn(error: Exception | str) -> None:
     warnings.warn(f"the prefix cache on disk: {error}", RuntimeWarning, stacklevel=2)
