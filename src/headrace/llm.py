@@ -255,7 +255,7 @@ class LLM:
         continues: bool = False,
         reuse: bool = True,
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`, `reuse` as in `Engine.generate`."""
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; reuse: see `Engine.generate`."""
         return self._pieces(_ids(ids), sampling, continues, reuse)
 
     def _complete(

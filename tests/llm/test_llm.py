@@ -247,7 +247,7 @@ def test_conversations_that_alternate_reuse_each_their_own(path: Path) -> None:
 
 
 def test_a_plan_may_retain_whole_conversations(path: Path) -> None:
-    first, second = (f"{word} " * 70 for word in ("ab", "cd"))
+    first, second = (f"{word} " * 45 for word in ("ab", "cd"))
     for contexts in (0, 1):
         options = PlanOptions(max_context=256, retained_contexts=contexts)
         with LLM(path, threads=1, memory=options) as llm:
