@@ -18,14 +18,15 @@ class World:
     """A pool and a cache; what a page holds is recorded as the tokens up to each position."""
 
     def __init__(self, num_pages: int = 64, max_pages: int | None = None) -> None:
-        self.pool = PagePool(num_pages)
+        self.pool = PagePool(num_pages, self.copy)
         self.cache = PrefixCache(self.pool, max_pages)
         self.memory: list[list[tuple[int, ...] | None]] = [[None] * 64 for _ in range(num_pages)]
 
+    def copy(self, source: int, target: int) -> None:
+        self.memory[target] = list(self.memory[source])
+
     def read(self, sequence: Sequence, tokens: list[int]) -> None:
-        copy = sequence.reserve(len(tokens))
-        if copy is not None:
-            self.memory[copy.target] = list(self.memory[copy.source])
+        sequence.reserve(len(tokens))
         begin = len(sequence)
         sequence.commit(tokens)
         table = sequence.page_table()
@@ -39,7 +40,7 @@ class World:
         self.check(sequence)
         self.read(sequence, prompt[reused:] + answer)
         self.check(sequence)
-        self.cache.keep(sequence)
+        self.cache.keep(sequence, len(prompt))
         sequence.release()
         return reused
 
@@ -126,6 +127,19 @@ def test_common_and_marked_heads_outlive_conversations() -> None:
     assert (world.cache.longest(head), world.cache.longest(system)) == (128, 128)
     assert world.cache.longest(late) == 0
     live.release()
+
+
+def test_a_reply_in_other_tokens_makes_no_head() -> None:
+    """A conversation that goes on from a reply that was spelled otherwise is one conversation, not two."""
+    world = World(num_pages=10)
+    talk = list(range(100))
+    world.run(talk, [1, 2, 3, 4])
+    world.run([*talk, 1, 2, 9, 9], [5])
+    other = list(range(500, 700))
+    world.run(other, [])
+    live = Sequence(world.pool, CONTEXT)
+    world.read(live, list(range(2000, 2000 + 64 * 6)))
+    assert (world.cache.longest(talk), world.cache.longest(other)) == (0, 200)
 
 
 def test_a_bound_on_its_pages() -> None:

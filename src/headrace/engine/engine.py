@@ -89,7 +89,7 @@ class Engine:
         self._mixture = self._open_experts(artifact, experts, trace_routes)
         num_pages = pages_for(self.context) * (num_sequences + retained_contexts)
         self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
-        self._pool = PagePool(num_pages)
+        self._pool = PagePool(num_pages, self._copy_page)
         self.prefixes = PrefixCache(self._pool)
         self._disk: DiskTier | None = None
         self.stats: GenerationStats | None = None
@@ -193,11 +193,11 @@ class Engine:
         return self._runner.logits(len(batch.logit_rows))
 
     def _reserve(self, work: Tokens[Work]) -> None:
-        """Pages for the next positions, none of which anybody else reads."""
         for item in work:
-            copy = item.sequence.reserve(len(item.tokens))
-            if copy is not None:
-                self._cache[copy.target] = self._cache[copy.source]
+            item.sequence.reserve(len(item.tokens))
+
+    def _copy_page(self, source: int, target: int) -> None:
+        self._cache[target] = self._cache[source]
 
     def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
         if self._mixture is not None:
@@ -261,7 +261,7 @@ class Engine:
 
     def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
         """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated."""
-        self.prefixes.keep(sequence)
+        self.prefixes.keep(sequence, prompt_tokens)
         if self._disk is not None:
             self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
 

@@ -1,4 +1,4 @@
-"""Which pages of the KV cache belong to whom: pure bookkeeping, no memory is touched here.
+"""Which pages of the KV cache belong to whom: bookkeeping; the memory is the engine's.
 
 A page may have several owners, which then only read it. Who wants to write into one takes a page of its own first
 (`Sequence.reserve`), so a page that is written has one owner.
@@ -6,7 +6,7 @@ A page may have several owners, which then only read it. Who wants to write into
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.errors import HeadraceError
@@ -34,7 +34,9 @@ class Keeper(Protocol):
 class PagePool:
     """A fixed number of pages, lent, shared and taken back."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, copy: Callable[[int, int], None]) -> None:
+        """copy(source, target): gives a page the content of another."""
+        self.copy = copy
         self._free = list(range(num_pages - 1, -1, -1))
         self._owners = [0] * num_pages
         self.keeper: Keeper | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class _Node:
     tokens: Ids
     pages: list[int]
     parent: _Node | None
+    reply: int  # where the last tokens that were generated begin; the end where there are none
     used: int = 0  # when, by the cache's clock
     shared: bool = False  # a head that others go on from
     children: dict[int, _Node] = field(default_factory=dict)
@@ -92,14 +93,20 @@ class PrefixCache:
             self._touch(match.node)
         return match.length
 
-    def keep(self, sequence: Sequence) -> None:
-        """Hold everything that a sequence holds; the sequence stays its owner's."""
+    def keep(self, sequence: Sequence, prompt_tokens: int | None = None) -> None:
+        """Hold everything that a sequence holds; the sequence stays its owner's.
+
+        prompt_tokens: the rest was generated. What parts from it there makes no head of what is in front: a
+        conversation whose reply is sent back in other tokens goes on from itself alone.
+        """
         tokens = np.array(sequence.tokens, np.int32)
         pages = sequence.page_table().tolist()[: pages_for(len(tokens))]
         self._roots.setdefault(sequence.salt, _root())
         match = self._match(tokens, sequence.salt)
-        whole = match.length == len(tokens)
-        self._touch(match.node if whole else self._extend(match, tokens, pages))
+        node, reply = match.node, min(prompt_tokens or len(tokens), len(tokens))
+        if match.length < len(tokens):
+            node = self._extend(match, tokens, pages, reply)
+        self._touch(node)
         while self._max_pages is not None and self.num_pages > self._max_pages:
             self._drop_page(self._oldest())
 
@@ -148,22 +155,25 @@ class PrefixCache:
                 break
         return _Match(node, length, pages[: pages_for(length)])
 
-    def _extend(self, match: _Match, tokens: Ids, pages: list[int]) -> _Node:
-        """Hold the tokens after a match as well; the node that holds the last of them."""
+    def _extend(self, match: _Match, tokens: Ids, pages: list[int], reply: int) -> _Node:
+        """Hold the tokens after a match as well; the node that holds the last of them.
+
+        An interruption loses pages at worst: a node is never left with tokens that its pages do not hold.
+        """
         at = match.length
         node = self._cut(match.node, at)
         own = pages[at // PAGE_TOKENS :]
         self._hold(own)
         if node.parent is not None and not node.children and not node.shared:
             kept = at // PAGE_TOKENS - node.first_page
-            self._give(
-                node.pages[kept:]
-            )  # its last page, if that was partly filled: the new one holds more
+            old = node.pages[kept:]  # a partly filled last page: the new one holds more
             node.pages[kept:] = own
             node.tokens = np.concatenate([node.tokens, tokens[at:]])
+            node.reply = reply
+            self._give(old)
             return node
-        node.shared = True
-        child = _Node(at, tokens[at:].copy(), own, node)
+        node.shared |= at <= node.reply
+        child = _Node(at, tokens[at:].copy(), own, node, reply)
         node.children[int(tokens[at])] = child
         return child
 
@@ -171,32 +181,31 @@ class PrefixCache:
         """The node that ends at `at`, which is inside of `node` or its end: an upper part of it."""
         if at == node.end or node.parent is None:
             return node
-        size, first = at - node.start, node.first_page
-        upper = _Node(
-            node.start,
-            node.tokens[:size],
-            node.pages[: pages_for(at) - first],
-            node.parent,
-            node.used,
-        )
-        node.parent.children[int(upper.tokens[0])] = upper
-        node.start, node.tokens = at, node.tokens[size:]
-        node.pages = node.pages[at // PAGE_TOKENS - first :]
-        node.parent = upper
-        upper.children[int(node.tokens[0])] = node
+        size, page = at - node.start, at // PAGE_TOKENS - node.first_page
         if at % PAGE_TOKENS:
-            self._hold(node.pages[:1])  # both parts have positions in it
+            self._hold(node.pages[page : page + 1])  # both parts have positions in it
+        above = node.pages[: pages_for(at) - node.first_page]
+        upper = _Node(
+            node.start, node.tokens[:size], above, node.parent, min(node.reply, at), node.used
+        )
+        lower = replace(
+            node, start=at, tokens=node.tokens[size:], pages=node.pages[page:], parent=upper
+        )
+        upper.children[int(lower.tokens[0])] = lower
+        for child in lower.children.values():
+            child.parent = lower
+        node.parent.children[int(upper.tokens[0])] = upper
         return upper
 
     def _drop_page(self, leaf: _Node) -> None:
         """Forget the positions of a leaf that its last page holds, and the leaf where none are left."""
-        self._give([leaf.pages.pop()])
-        if leaf.pages:
-            end = (leaf.first_page + len(leaf.pages)) * PAGE_TOKENS
+        end = (leaf.first_page + len(leaf.pages) - 1) * PAGE_TOKENS
+        if end > leaf.start:
             leaf.tokens = leaf.tokens[: end - leaf.start]
         else:
             assert leaf.parent is not None
             del leaf.parent.children[int(leaf.tokens[0])]
+        self._give([leaf.pages.pop()])
 
     def _hold(self, pages: list[int]) -> None:
         self._pool.share(pages)
@@ -230,7 +239,7 @@ class PrefixCache:
 
 
 def _root() -> _Node:
-    return _Node(0, np.zeros(0, np.int32), [], None)
+    return _Node(0, np.zeros(0, np.int32), [], None, 0)
 
 
 def _common(ours: Ids, theirs: Ids) -> int:

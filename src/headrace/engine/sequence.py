@@ -17,14 +17,6 @@ from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
 from headrace.errors import ContextError, InputError
 
 
-@dataclass(frozen=True)
-class PageCopy:
-    """A page whose content has to be copied before the sequence is written to."""
-
-    source: int
-    target: int
-
-
 class Sequence:
     """One timeline over pages of a shared pool.
 
@@ -82,8 +74,8 @@ class Sequence:
         self._pages = list(pages)
         self._tokens = list(tokens)
 
-    def reserve(self, count: int) -> PageCopy | None:
-        """Make room for `count` more positions; a copy that has to be made before they are written, if any.
+    def reserve(self, count: int) -> None:
+        """Make room for `count` more positions, in pages that nobody else reads.
 
         Raises PagesExhaustedError, ContextError, changing nothing.
         """
@@ -94,14 +86,14 @@ class Sequence:
         source = self._pages[last] if last < len(self._pages) else None
         if count == 0 or source is None or self._pool.owners(source) == 1:
             self._pages += self._pool.take(missing)
-            return None
+            return
         taken = self._pool.take_beside(source, missing)
-        copied = len(taken) > missing
-        if copied:
-            self._pages[last] = taken.pop()
+        if len(taken) > missing:
+            own = taken.pop()
+            self._pool.copy(source, own)
+            self._pages[last] = own
             self._pool.give([source])
         self._pages += taken
-        return PageCopy(source, self._pages[last]) if copied else None
 
     def trim(self) -> None:
         """Give back pages that were reserved and hold nothing."""
