@@ -19,7 +19,7 @@ from headrace.engine import prefix_disk, prefix_segment
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_disk import DiskOptions, PrefixDirectoryBusyError, PrefixDisk
 from headrace.engine.prefix_segment import InaccessibleSegmentError
-from headrace.errors import DiskFullError, SettingError
+from headrace.errors import DiskFullError, FileError, SettingError
 from headrace.values import SamplingParams
 
 Get = Callable[[str], Artifact]
@@ -111,6 +111,15 @@ def test_it_is_the_owners_alone(tiny_artifact: Get, tmp_path: Path) -> None:
         run(engine, PROMPT)
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in directory.iterdir()} == {0o600}
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(FileError, match="others may write to it"):
+        PrefixDisk(DiskOptions(tmp_path))
+    assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o755)
+    PrefixDisk(DiskOptions(tmp_path)).close()
 
 
 def test_requests_that_opt_out_or_are_short_leave_nothing(

@@ -10,10 +10,10 @@ conversations start from; within each the least recently used.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
@@ -38,7 +38,7 @@ from headrace.engine.prefix_segment import (
     read,
     write,
 )
-from headrace.errors import DiskFullError, FileError, HeadraceError, SettingError
+from headrace.errors import DiskFullError, FileError, HeadraceError, SettingError, UnsupportedError
 
 LOCK = "lock"
 DEFAULT_DISK_GB = 20.0
@@ -107,13 +107,15 @@ class PrefixDisk:
     def __init__(self, options: DiskOptions, clock: Callable[[], float] = time.time) -> None:
         """Takes the lock, and removes what is damaged, orphaned, expired or beyond the quota.
 
-        Raises PrefixDirectoryBusyError; InaccessibleSegmentError for a file that the system refuses to read, which
-        is kept; OSError where the directory itself cannot be used.
+        Raises PrefixDirectoryBusyError; FileError where others may write to it; InaccessibleSegmentError for a file that
+        the system refuses to read, which is kept; UnsupportedError where the system has no such locks; OSError where
+        the directory itself cannot be used.
         """
         self.options = options
         self._clock = clock
         self.removed: list[str] = []  # names of files that were removed on opening, and why
         options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(options.directory)
         self._lock = lock(options.directory)
         try:
             self._roots: list[Segment] = []
@@ -346,8 +348,19 @@ def clear(directory: Path) -> tuple[int, list[OSError]]:
     return gone, left
 
 
+def check_owner(directory: Path) -> None:
+    """Digests find damage, not forgery: who may write here may say what is answered. Raises FileError."""
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise FileError(directory, "permissions", "others may write to it", hint="chmod 700")
+
+
 def lock(directory: Path) -> int:
-    """The open lock file of a directory. Raises PrefixDirectoryBusyError."""
+    """The open lock file of a directory. Raises PrefixDirectoryBusyError, UnsupportedError."""
+    try:
+        import fcntl
+    except ImportError:
+        raise UnsupportedError("this system has no file locks for a prefix cache on disk") from None
     handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
