@@ -18,7 +18,7 @@ from headrace.artifact.container import Artifact
 from headrace.engine import prefix_disk, prefix_segment
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_disk import DiskOptions, PrefixDirectoryBusyError, PrefixDisk
-from headrace.engine.prefix_segment import InaccessibleSegmentError
+from headrace.engine.prefix_segment import DamagedSegmentError, InaccessibleSegmentError
 from headrace.errors import DiskFullError, FileError, SettingError
 from headrace.values import SamplingParams
 
@@ -283,6 +283,48 @@ def store(disk: PrefixDisk, tokens: list[int], prompt: int | None = None) -> Non
         len(tokens) if prompt is None else prompt,
         lambda i, end: np.zeros(64, np.uint8),
     )
+
+
+def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
+    disk = PrefixDisk(DiskOptions(tmp_path, min_tokens=1))
+    store(disk, list(range(70)))
+    disk.close()
+    (file,) = files(tmp_path)
+    data = file.read_bytes()
+    for at in range(len(data)):
+        file.write_bytes(data[:at])
+        with pytest.raises(DamagedSegmentError):
+            prefix_segment.read(file)
+        file.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        with pytest.raises(DamagedSegmentError):
+            _read_all(file)
+
+
+def _read_all(file: Path) -> None:
+    segment = prefix_segment.read(file)
+    for page in range(segment.label.num_pages):
+        segment.page(page)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 0, 64), (5, 5, 64), (6, 5, 64), (0, 2**64 - 1, 64), (0, 2**27, 2**31), (0, 70, 0), (0, 70, 2**63)],
+)  # fmt: skip
+def test_impossible_lengths_in_a_header(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+    disk = PrefixDisk(DiskOptions(tmp_path, min_tokens=1))
+    store(disk, list(range(70)))
+    (file,) = files(tmp_path)
+    disk.close()
+    data = bytearray(file.read_bytes())
+    lengths = prefix_segment._HEADER.size - 24
+    for index, size in enumerate(sizes):
+        data[lengths + 8 * index : lengths + 8 * index + 8] = size.to_bytes(8, "little")
+    file.write_bytes(data)
+    opened_again = PrefixDisk(DiskOptions(tmp_path, min_tokens=1))
+    assert len(opened_again.removed) == 1
+    assert opened_again.find(BINDING, list(range(70))).length == 0
+    opened_again.close()
+    assert not files(tmp_path)
 
 
 def test_the_order_of_retention(tmp_path: Path) -> None:

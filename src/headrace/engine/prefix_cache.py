@@ -147,7 +147,7 @@ class PrefixCache:
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
-            common = _common(child.tokens, tokens[length:])
+            common = common_length(child.tokens, tokens[length:])
             length += common
             pages[child.first_page :] = child.pages
             node = child
@@ -242,7 +242,7 @@ def _root() -> _Node:
     return _Node(0, np.zeros(0, np.int32), [], None, 0)
 
 
-def _common(ours: Ids, theirs: Ids) -> int:
+def common_length(ours: Ids, theirs: Ids) -> int:
     """How many tokens two spans have in common at their beginning."""
     size = min(len(ours), len(theirs))
     different = ours[:size] != theirs[:size]

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.pages import PAGE_TOKENS
+from headrace.engine.prefix_cache import common_length
 from headrace.engine.prefix_segment import (
     KINDS,
     NO_PARENT,
@@ -107,9 +108,9 @@ class PrefixDisk:
     def __init__(self, options: DiskOptions, clock: Callable[[], float] = time.time) -> None:
         """Takes the lock, and removes what is damaged, orphaned, expired or beyond the quota.
 
-        Raises PrefixDirectoryBusyError; FileError where others may write to it; InaccessibleSegmentError for a file that
-        the system refuses to read, which is kept; UnsupportedError where the system has no such locks; OSError where
-        the directory itself cannot be used.
+        Raises PrefixDirectoryBusyError; FileError where others may write to it; InaccessibleSegmentError for a file
+        that the system refuses to read, which is kept; UnsupportedError where there are no locks; OSError where the
+        directory itself cannot be used.
         """
         self.options = options
         self._clock = clock
@@ -146,7 +147,7 @@ class PrefixDisk:
             above, segment = todo.pop()
             chain = (*above, segment)
             start = segment.label.start
-            length = start + _common(segment.tokens, ids[start:])
+            length = start + common_length(segment.tokens, ids[start:])
             if length > best.length or (length == best.length and segment.kind == "head"):
                 best = Found(chain, length) if length > start else best
             if length == segment.label.end:
@@ -392,9 +393,3 @@ def _continued(segment: Segment) -> None:
     while above is not None and above.kind == "state":
         above.rename("turn")
         above = above.parent
-
-
-def _common(ours: Ids, theirs: Ids) -> int:
-    size = min(len(ours), len(theirs))
-    different = ours[:size] != theirs[:size]
-    return int(different.argmax()) if different.any() else size
