@@ -1,8 +1,8 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
 One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
-Its tokens stay in the KV cache, and the next one reads only what it does not share with them: a turn
-of a chat costs what is new in it. The answers are those of a fresh model.
+Its tokens stay in the KV cache as long as nobody needs the room, and a later one reads only what it does not share
+with them: a turn of a chat costs what is new in it. The answers are those of a fresh model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
+from headrace.engine.prefix_disk import DiskOptions
+from headrace.engine.prefix_tier import open_disk
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
@@ -92,6 +94,7 @@ class LLM:
         trace_routes: Path | None = None,
         beside_bytes: int = 0,
         with_forecast: bool = True,
+        prefix_disk: DiskOptions | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
@@ -99,7 +102,9 @@ class LLM:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
-        with_forecast: whether a fitted forecast is used. Raises MemoryBudgetError for what cannot fit.
+        with_forecast: whether a fitted forecast is used. prefix_disk:
+        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. Raises
+        MemoryBudgetError for what cannot fit.
         """
         if memory is None:
             memory = PlanOptions(
@@ -114,7 +119,11 @@ class LLM:
         self.last: Completion | None = None
         try:
             self._load(
-                *locate.compute_settings(threads, kernels), memory, trace_routes, beside_bytes
+                *locate.compute_settings(threads, kernels),
+                memory,
+                trace_routes,
+                prefix_disk,
+                beside_bytes,
             )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
@@ -128,6 +137,7 @@ class LLM:
         kernels: str | None,
         memory: PlanOptions,
         trace_routes: Path | None,
+        prefix_disk: DiskOptions | None,
         beside_bytes: int,
     ) -> None:
         self.plan = plan_model(
@@ -140,14 +150,16 @@ class LLM:
             threads=threads,
             kernels=kernels,
             max_context=self.plan.window,
+            retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
             chunk=self.plan.chunk_rows,
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
         try:
+            if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
+                self.engine.attach_disk(disk)
             self.engine.warm()
             self._governor = _governor(self.plan, self.engine)
-            self._timeline = self.engine.new_sequence()
         except BaseException:
             self.engine.close()
             raise
@@ -228,13 +240,12 @@ class LLM:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         ids = _ids(tokens)
         with self._own_turn():
-            self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(ids)
 
     def forget(self) -> None:
         """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
         with self._own_turn():
-            self._timeline.release()
+            self.engine.prefixes.clear()
 
     def prompt_ids(
         self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
@@ -278,10 +289,15 @@ class LLM:
             raise PromptSizeError(characters, self.engine.context)
 
     def stream_ids(
-        self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
+        self,
+        ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        continues: bool = False,
+        reuse: bool = True,
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
-        return self._pieces(_ids(ids), sampling, continues)
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; reuse: see `Engine.generate`."""
+        return self._pieces(_ids(ids), sampling, continues, reuse)
 
     def _complete(
         self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
@@ -292,14 +308,12 @@ class LLM:
             return _ended(self.last)
 
     def _pieces(
-        self, ids: list[int], sampling: SamplingParams, continues: bool
+        self, ids: list[int], sampling: SamplingParams, continues: bool, reuse: bool = True
     ) -> Generator[str, None, None]:
         with self._own_turn():
             self.last = None
             answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(
-                ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
-            )
+            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set, reuse=reuse)
             self._steps = steps
             try:
                 with closing(steps):

@@ -17,7 +17,9 @@ from headrace import locate
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
+from headrace.cli.prefix_options import DEFAULT_PREFIX, PrefixOptions
 from headrace.cli.whole import WHOLE
+from headrace.engine.prefix_disk import DiskOptions
 from headrace.errors import InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
@@ -106,6 +108,7 @@ def run(
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
+    prefix: PrefixOptions = DEFAULT_PREFIX,
     trace_routes: Path | None = None,
     stats_json: Path | None = None,
     digest: Flag = False,
@@ -147,9 +150,13 @@ def run(
         raise InputError(
             "--raw, --digest and --stats-json need a prompt", hint="give --prompt, or pipe one in"
         )
-    options = memory.options()
     with loaded(
-        model, threads=threads, kernels=kernels, memory=options, trace_routes=trace_routes
+        model,
+        threads=threads,
+        kernels=kernels,
+        memory=memory.options(),
+        trace_routes=trace_routes,
+        prefix_disk=prefix.options(),
     ) as (llm, facts):
         if text is None:
             return _chat(llm, facts, system, params)
@@ -203,13 +210,19 @@ def loaded(
     kernels: str | None,
     memory: PlanOptions,
     trace_routes: Path | None = None,
+    prefix_disk: DiskOptions | None = None,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
     start = time.perf_counter()
     with LLM(
-        path, threads=threads, kernels=kernels, memory=memory, trace_routes=trace_routes
+        path,
+        threads=threads,
+        kernels=kernels,
+        memory=memory,
+        trace_routes=trace_routes,
+        prefix_disk=prefix_disk,
     ) as llm:
         backend = llm.engine.backend
         yield (

@@ -28,9 +28,12 @@ class Generation:
         params: SamplingParams,
         cancel: Callable[[], bool],
         kept: Sequence | None,
+        *,
+        reuse: bool,
     ) -> None:
         self._engine = engine
         self._kept = kept
+        self._reuse = reuse and kept is None
         self._reused = 0
         self._prompt = prompt
         self._cancel = cancel
@@ -63,14 +66,17 @@ class Generation:
                 unread = [token.id]
         finally:
             held = len(sequence)
+            if self._reuse:
+                self._engine.keep(sequence, len(self._prompt))
             if self._kept is None:
                 sequence.release()
             self._engine.stats = self._stats(reason, held)
 
     def _sync(self, sequence: Sequence) -> list[int]:
         """What is left to read: at least the last token, because its logits are wanted."""
-        last = self._prompt[-1:]
-        unread = sequence.sync(self._prompt[:-1]) + last
+        if self._reuse:
+            self._engine.resume(sequence, self._prompt[:-1])
+        unread = sequence.sync(self._prompt[:-1]) + self._prompt[-1:]
         self._reused = len(sequence)
         return unread
 
