@@ -20,6 +20,7 @@ from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import expect_pages, mappings
+from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PagePool, pages_for
@@ -217,19 +218,26 @@ class Engine:
         *,
         cancel: Callable[[], bool] | None = None,
         sequence: Sequence | None = None,
+        constraint: Constraint | None = None,
+        jump_forward: bool = True,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
         The end token is yielded last. sequence: one of this engine's, which stays the caller's; the
         prefix that it shares with `prompt` is not read again, and the tokens and logits are those of a
-        new sequence. Raises ContextError when the prompt does not fit, InputError
+        new sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError
+        ends the generation. jump_forward: what it forces is read in one pass, which changes no token. Raises
+        ContextError when the prompt does not fit, InputError
         when it is empty or holds an unknown token.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
-        return Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
+        cancel = cancel or (lambda: False)
+        return Generation(
+            self, list(prompt), sampling, cancel, sequence, constraint, jump_forward=jump_forward
+        ).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
