@@ -69,10 +69,14 @@ class Guide:
             return []
         start = time.perf_counter()
         span: list[int] = []
-        while len(span) < limit and (more := self._forced(self._constraint, limit - len(span))):
-            span += more
-            if more[-1] in self._ends:
-                break
+        try:
+            while len(span) < limit and (more := self._forced(self._constraint, limit - len(span))):
+                span += more
+                if more[-1] in self._ends:
+                    break
+        except ConstraintError:
+            if not span:  # else what came before it is told first; it is met again
+                raise
         self.forced_tokens += len(span)
         self.forced_spans += bool(span)
         self.seconds += time.perf_counter() - start

@@ -109,7 +109,9 @@ class Walk:
 
     def forced(self) -> list[int]:
         """Tokens that the grammar leaves no choice about: `mask` would have one bit at each of them."""
-        return list(self._checked(self._matcher.compute_ff_tokens()))
+        tokens = self._checked(self._matcher.compute_ff_tokens())
+        ends = (i for i, token in enumerate(tokens) if token in self._ends.ids)
+        return list(tokens[: next(ends, None)])
 
     def advance(self, token: int) -> None:
         """Take a token that the mask allows. Raises ConstraintError for another."""
@@ -271,6 +273,9 @@ def _cause(message: str) -> str:
     for sign, cause in _CAUSES.items():
         if sign in message:
             return cause
+    for line in message.splitlines():
+        if line.startswith("error: "):  # of a regular expression, below a drawing of it
+            return line.removeprefix("error: ")
     return " ".join(message.split())[:300] or "the library gives no cause"
 
 

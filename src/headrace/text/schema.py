@@ -29,6 +29,14 @@ _SINGLE = (
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+# What a message that does not name its keyword is about.
+_MEANT = {
+    "regex": "pattern",
+    "Regex": "pattern",
+    "Pointer": "$ref",
+    "Resource": "$ref",
+    "anyOf is empty": "enum",
+}
 _WORD = re.compile(r"\$?[A-Za-z]+")
 
 Json = dict[str, Any]
@@ -153,12 +161,15 @@ def _escaped(key: str) -> str:
 def find(root: Json, cause: str) -> str:
     """Where the first keyword that a cause names stands, best with the value that it quotes; "" where none does."""
     nodes = list(walk(root))
-    words = dict.fromkeys(_WORD.findall(cause))
+    meant = [keyword for sign, keyword in _MEANT.items() if sign in cause]
+    words = dict.fromkeys([*meant, *_WORD.findall(cause)])
     keywords = [w for w in words if any(w in node for _, node in nodes)]
     for quoted in (True, False):
         for keyword in keywords:
             for place, node in nodes:
-                if keyword in node and (not quoted or f"{node[keyword]!s:.100}" in cause):
+                if keyword in node and (
+                    not quoted or f"{node[keyword]!s:.100}".strip("#") in cause
+                ):
                     return f"{place}/{keyword}"
     return ""
 
