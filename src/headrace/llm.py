@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,14 @@ from headrace.memory.governor import Governor
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import read_machine
+from headrace.text.schema import Schema
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from headrace.text.grammar import Grammar, GrammarCompiler
 
 DEFAULT_MODEL = "smollm2:135m"
 CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
@@ -52,6 +56,14 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     max_tokens: int | None
     stop: tuple[str, ...]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """And what the answer has to be: at most one of these. See `LLM.compile`."""
+
+    schema: Schema | None
+    regex: str | None
+    grammar: str | Grammar | None
 
 
 @dataclass(frozen=True)
@@ -145,6 +157,7 @@ class LLM:
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
+        self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
             self.artifact,
             threads=threads,
@@ -198,11 +211,12 @@ class LLM:
         *,
         system: str | None = None,
         raw: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Answer a user's prompt, or with `raw` continue the text as it stands."""
+        sampling, grammar = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self._complete(ids, SamplingParams(**sampling), continues=raw)
+        return self._complete(ids, sampling, continues=raw, grammar=grammar)
 
     def stream(
         self,
@@ -210,21 +224,59 @@ class LLM:
         *,
         system: str | None = None,
         raw: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generator[str, None, None]:
         """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
+        sampling, grammar = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
+        return self.stream_ids(ids, sampling, continues=raw, grammar=grammar)
 
-    def chat(self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
         """The next turn of a conversation. `stats.reused_tokens` of it were in the KV cache."""
-        return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self._complete(self.chat_ids(messages), sampling, grammar=grammar)
 
     def stream_chat(
-        self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]
+        self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
     ) -> Generator[str, None, None]:
         """As `chat`, in pieces of text."""
-        return self.stream_ids(self.chat_ids(messages), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self.stream_ids(self.chat_ids(messages), sampling, grammar=grammar)
+
+    def compile(
+        self,
+        *,
+        schema: Schema | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> Grammar:
+        """What an answer has to be, compiled once for many generations (their `grammar`). Exactly one of:
+
+        schema: a JSON Schema, as a value or as JSON text. regex: an expression that the whole answer matches.
+        grammar: EBNF in Lark's notation, or GBNF. Raises GrammarError, which names the keyword, for what cannot be
+        followed exactly.
+        """
+        if sum(given is not None for given in (schema, regex, grammar)) != 1:
+            raise InputError("give one of schema, regex and grammar")
+        if self._grammars is None:
+            from headrace.text.grammar import GrammarCompiler  # its library takes time to import
+
+            self._grammars = GrammarCompiler(self.tokenizer)
+        if schema is not None:
+            return self._grammars.schema(schema)
+        return self._grammars.ebnf(grammar or "") if regex is None else self._grammars.regex(regex)
+
+    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, Grammar | None]:
+        """Options as values. Raises SettingError, InputError or GrammarError."""
+        sampling = {k: v for k, v in options.items() if k not in _CONSTRAINTS}
+        given = {k: v for k, v in options.items() if k in _CONSTRAINTS and v is not None}
+        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        grammar = options.get("grammar")
+        if grammar is None or isinstance(grammar, str) or len(given) > 1:
+            return params, self.compile(**given) if given else None  # type: ignore[arg-type]
+        if getattr(grammar, "vocabulary", None) is not self.tokenizer:
+            raise InputError("the grammar is neither text nor compiled by this model")
+        return params, grammar
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
@@ -268,9 +320,10 @@ class LLM:
         """Whether the model has a chat template."""
         return self._template is not None
 
-    def generate_ids(self, ids: Sequence[int], **sampling: Unpack[SamplingOptions]) -> Completion:
+    def generate_ids(self, ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """As `generate`, after a prompt of token ids."""
-        return self._complete(list(ids), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self._complete(list(ids), sampling, grammar=grammar)
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
@@ -295,25 +348,43 @@ class LLM:
         *,
         continues: bool = False,
         reuse: bool = True,
+        grammar: Grammar | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; reuse: see `Engine.generate`."""
-        return self._pieces(_ids(ids), sampling, continues, reuse)
+        return self._pieces(_ids(ids), sampling, continues, grammar, reuse)
 
     def _complete(
-        self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        *,
+        continues: bool = False,
+        grammar: Grammar | None = None,
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, grammar)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
 
     def _pieces(
-        self, ids: list[int], sampling: SamplingParams, continues: bool, reuse: bool = True
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        continues: bool,
+        grammar: Grammar | None,
+        reuse: bool = True,
     ) -> Generator[str, None, None]:
         with self._own_turn():
             self.last = None
-            answer = _Answer(self.tokenizer, sampling, continues)
-            steps = self.engine.generate(ids, sampling, cancel=self._cancelled.is_set, reuse=reuse)
+            # A grammar speaks of every byte, so no leading space is left out of what follows it.
+            answer = _Answer(self.tokenizer, sampling, continues or grammar is not None)
+            steps = self.engine.generate(
+                ids,
+                sampling,
+                cancel=self._cancelled.is_set,
+                reuse=reuse,
+                constraint=None if grammar is None else grammar.start(),
+            )
             self._steps = steps
             try:
                 with closing(steps):
@@ -349,6 +420,9 @@ class LLM:
                 yield
             finally:
                 self._owner = None
+
+
+_CONSTRAINTS = ("schema", "regex", "grammar")
 
 
 class _Answer:

@@ -21,6 +21,7 @@ from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
 from headrace.engine.blob import Binding, pack, unpack
+from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
@@ -328,13 +329,17 @@ class Engine:
         cancel: Callable[[], bool] | None = None,
         sequence: Sequence | None = None,
         reuse: bool = True,
+        constraint: Constraint | None = None,
+        jump_forward: bool = True,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
         The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
         left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
         engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
-        sequence. Raises ContextError when the prompt does not fit, InputError
+        sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
+        generation; jump_forward: what it forces is read in one pass, which changes no token. Raises ContextError when
+        the prompt does not fit, InputError
         when it is empty or holds an unknown token.
         """
         if not prompt:
@@ -343,7 +348,14 @@ class Engine:
         self._known(min(prompt), max(prompt))
         self.stats = None  # of the generation before
         return Generation(
-            self, list(prompt), sampling, cancel or (lambda: False), sequence, reuse=reuse
+            self,
+            list(prompt),
+            sampling,
+            cancel or (lambda: False),
+            sequence,
+            constraint,
+            reuse=reuse,
+            jump_forward=jump_forward,
         ).run()
 
     def _fits(self, num_tokens: int) -> None:

@@ -46,15 +46,28 @@ class Sampler:
         """Tokens of the prompt: the repetition penalty counts them, the presence penalty does not."""
         self._seen[prompt] = True
 
-    def pick(self, logits: NDArray[np.int32], position: int) -> int:
-        """The token for `position` from logits [vocab]; the pick becomes history."""
+    def note(self, token: int) -> None:
+        """A generated token that was not picked becomes history."""
+        self._seen[token] = self._generated[token] = True
+
+    def pick(
+        self, logits: NDArray[np.int32], position: int, allowed: NDArray[np.int64] | None = None
+    ) -> int:
+        """The token for `position` from logits [vocab]; the pick becomes history.
+
+        allowed: ascending ids that may be picked, at least one; None: all. The others have no weight at all: filters
+        and draw are those of a vocabulary that lacks them.
+        """
         adjusted = self._penalise(logits)
+        if allowed is not None:
+            adjusted = adjusted.take(allowed)
         if self._how is None:
-            token = int(adjusted.argmax())
+            found = int(adjusted.argmax())
         else:
             word = philox.philox((position, 0, 0, 0), (self._seed, 0))[0]
-            token = self._backend.draw(adjusted, self._how, word)
-        self._seen[token] = self._generated[token] = True
+            found = self._backend.draw(adjusted, self._how, word)
+        token = found if allowed is None else int(allowed[found])
+        self.note(token)
         return token
 
     def _penalise(self, logits: NDArray[np.int32]) -> NDArray[np.int32] | Int:
