@@ -74,6 +74,12 @@ def test_every_length_of_what_is_on_disk(tiny_artifact: Get, tmp_path: Path) -> 
             reused, *warm = run(engine, prompt)
             assert reused == shared
             assert warm == list(run(engine, prompt, reuse=False)[1:])
+            engine.prefixes.clear()
+            resumed, fresh = engine.new_sequence(), engine.new_sequence()
+            engine.resume(resumed, prompt)
+            engine.read(fresh, prompt[:shared])
+            assert list(resumed.tokens) == prompt[:shared]
+            assert engine.kv_bytes(resumed) == engine.kv_bytes(fresh)
     assert {p.name: p.read_bytes() for p in files(tmp_path)} == whole
 
 

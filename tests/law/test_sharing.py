@@ -86,6 +86,11 @@ def test_warm_is_cold_at_every_length(
                 assert reused(engine) == shared
                 assert warm == run(engine, after(shared), params, reuse=False)
                 assert reused(engine) == 0
+                resumed = engine.new_sequence()
+                engine.resume(resumed, after(shared))
+                assert len(resumed) == shared + 20
+                _same_bytes(engine, resumed)
+                resumed.release()
         assert engine.pages.num_used == engine.prefixes.num_pages
 
 
@@ -204,6 +209,11 @@ def test_a_client_too_impatient_for_a_whole_pass_gets_shorter_ones(tiny_artifact
             assert not list(engine.generate(PROMPT, GREEDY, cancel=stop))
         assert next(len(part) for part, _ in engine.chunks(PROMPT)) == 128 // 8
         run(engine, PROMPT, GREEDY)
+        assert [len(part) for part, _ in engine.chunks(PROMPT)] == [128, 22]
+        steps = engine.generate(PROMPT, GREEDY, cancel=lambda: bool(rows) and rows.pop() < 0)
+        next(steps)
+        rows[:] = [-1, 0]  # in the middle of a step
+        assert not list(steps)
         assert [len(part) for part, _ in engine.chunks(PROMPT)] == [128, 22]
 
 

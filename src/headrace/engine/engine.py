@@ -201,10 +201,9 @@ class Engine:
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
-            if isinstance(
-                error, CancelledError
-            ):  # a shorter one may end before the next cancellation
-                self._rows = max(1, sum(len(item.tokens) for item in work) // 2)
+            rows = sum(len(item.tokens) for item in work)
+            if isinstance(error, CancelledError) and rows > 1:
+                self._rows = rows // 2  # which may end before the next cancellation
             raise
         self._rows = self._chunk
         for item in work:
