@@ -25,7 +25,7 @@ _PATH_ERRORS = {
 }  # fmt: skip
 
 COMMANDS = (
-    "run", "pull", "convert", "inspect", "doctor", "context-check", "fit-forecast", "bench", "selfcheck",
+    "run", "pull", "convert", "inspect", "doctor", "context-check", "fit-forecast", "schema", "bench", "selfcheck",
 )  # fmt: skip
 
 
