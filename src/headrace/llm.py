@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.schemas import find_schema
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
@@ -252,7 +253,7 @@ class LLM:
     ) -> Grammar:
         """What an answer has to be, compiled once for many generations (their `grammar`). Exactly one of:
 
-        schema: a JSON Schema, as a value or as JSON text. regex: an expression that the whole answer matches.
+        schema: a JSON Schema, as a value or as JSON text, or "@" and the name of one that the model carries. regex: an expression that the whole answer matches.
         grammar: EBNF in Lark's notation, or GBNF. Raises GrammarError, which names the keyword, for what cannot be
         followed exactly.
         """
@@ -262,6 +263,8 @@ class LLM:
             from headrace.text.grammar import GrammarCompiler  # its library takes time to import
 
             self._grammars = GrammarCompiler(self.tokenizer)
+        if isinstance(schema, str) and schema.startswith("@"):
+            schema = find_schema(self.artifact, schema[1:])
         if schema is not None:
             return self._grammars.schema(schema)
         return self._grammars.ebnf(grammar or "") if regex is None else self._grammars.regex(regex)

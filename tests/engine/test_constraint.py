@@ -63,7 +63,7 @@ def test_a_span_goes_up_to_the_next_choice() -> None:
     guide = Guide(Words([[1, 2, 3, 34], [1, 2, 5]]), VOCAB, ENDS)
     assert guide.span(10) == [1, 2]
     assert guide.allowed is not None
-    assert guide.allowed.tolist() == [3, 5]
+    assert np.flatnonzero(guide.allowed).tolist() == [3, 5]
     guide.take(3)
     assert guide.span(10) == [34, END]
     assert guide.finished
@@ -74,7 +74,7 @@ def test_an_end_is_a_choice_where_more_may_follow() -> None:
     guide = Guide(Words([[1], [1, 2]]), VOCAB, ENDS)
     assert guide.span(10) == [1]
     assert guide.allowed is not None
-    assert guide.allowed.tolist() == [2, END]
+    assert np.flatnonzero(guide.allowed).tolist() == [2, END]
 
 
 def test_a_span_keeps_to_its_limit() -> None:
@@ -94,8 +94,9 @@ def test_a_vocabulary_without_ends_finishes() -> None:
 
 def test_a_dead_end_is_an_error() -> None:
     guide = Guide(Words([]), VOCAB, ENDS)
+    assert guide.span(5) == []
     with pytest.raises(ConstraintError) as caught:
-        guide.span(5)
+        _ = guide.allowed
     assert caught.value.dead_end
 
 
@@ -103,7 +104,7 @@ def test_tokens_beyond_the_models_vocabulary_are_not_allowed() -> None:
     guide = Guide(Words([[1], [2], [39]]), 39, ENDS)
     assert guide.span(5) == []
     assert guide.allowed is not None
-    assert guide.allowed.tolist() == [1, 2]
+    assert np.flatnonzero(guide.allowed).tolist() == [1, 2]
 
 
 def test_without_a_constraint_everything_is_let_through() -> None:
@@ -146,7 +147,7 @@ def test_a_pick_is_that_of_a_vocabulary_without_the_others(
     masked = Sampler(params, 7, len(values), 16, ReferenceBackend())
     alone = Sampler(params, 7, len(kept), 16, ReferenceBackend())
     for position in range(4):
-        found = masked.pick(logits, position, np.array(kept))
+        found = masked.pick(logits, position, np.isin(np.arange(len(values)), kept))
         assert found == kept[alone.pick(logits[kept], position)]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
 import tiny
 from headrace.errors import ConstraintError, GrammarError, InputError
@@ -296,3 +299,55 @@ def test_bombs_end_in_steps_or_in_typed_errors(compiler: GrammarCompiler, number
         walked(BOMBS[number](compiler))
     except (GrammarError, ConstraintError) as error:
         assert error.message
+
+
+def spaced() -> Tokenizer:
+    """A vocabulary that puts a space in front of every text, and falls back to bytes."""
+    pieces = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    letters = sorted({*"abcdefghijklmnopqrstuvwxyz{}\"':,_0123456789", "▁"})
+    merges = [("n", "a"), ("m", "e"), ("na", "me"), ("▁", "name"), ("{", '"'), ('"', ":")]
+    pieces += [*letters, *(a + b for a, b in merges)]
+    library = Library(
+        models.BPE(
+            {p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True
+        )
+    )
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    library.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    library.add_special_tokens(["<unk>", "</s>"])
+    return Tokenizer.from_json(library.to_str(), eos=(1,))
+
+
+def test_a_tokenizer_that_adds_a_space() -> None:
+    """The bytes of an answer are the grammar's: no space in front, none left out."""
+    tokenizer = spaced()
+    assert tokenizer.token_bytes(tokenizer.encode("name")[0]) == b" name"
+    compiler = GrammarCompiler(tokenizer)
+    for text in ('{"name": 1, "é": "a"}', " name", "name name", "日"):
+        walk, tokens = compiler.regex(re.escape(text)).start(), []
+        while not walk.ended:
+            forced = walk.forced() or [min(allowed(walk))]
+            for token in forced:
+                walk.advance(token)
+            tokens += forced
+        stream = tokenizer.stream(continues=True)
+        assert "".join(map(stream.push, tokens)) + stream.flush() == text
+    walk = compiler.regex("name.*").start()
+    assert b" name" not in {tokenizer.token_bytes(t) for t in allowed(walk)}
+
+
+def test_a_vocabulary_without_an_end() -> None:
+    tokenizer = Tokenizer.from_json(tiny.tokenizer_json())
+    walk = GrammarCompiler(tokenizer).regex("ab?").start()
+    walk.advance(tokenizer.encode("a")[0])
+    assert walk.can_end
+    assert allowed(walk) == set(tokenizer.encode("b"))
+    walk.advance(tokenizer.encode("b")[0])
+    assert walk.ended

@@ -123,12 +123,33 @@ def test_recursion_that_can_end_is_not(compiler: GrammarCompiler, schema: dict[s
 
 
 @pytest.mark.parametrize("forward", [True, False])
-def test_long_chains_of_references(forward: bool) -> None:
-    names = [f"d{i}" for i in range(3000)]
-    chain = {a: {"$ref": f"#/$defs/{b}"} for a, b in pairwise(names)}
-    chain[names[-1]] = {"type": "null"}
-    ordered = dict(chain.items() if forward else reversed(chain.items()))
-    schemas.read({"$ref": "#/$defs/d0", "$defs": ordered})
+def test_long_chains_of_references(compiler: GrammarCompiler, forward: bool) -> None:
+    """Up to a bound, in whatever order they stand; a longer one is refused rather than too much for the stack."""
+    compiler.schema(chain(100, forward))
+    for count in (3000, 7000):
+        with pytest.raises(GrammarError):
+            compiler.schema(chain(count, forward))
+
+
+def chain(count: int, forward: bool) -> dict[str, Any]:
+    """A schema that is reached over `count` references."""
+    names = [f"d{i}" for i in range(count)]
+    links: dict[str, Any] = {a: {"$ref": f"#/$defs/{b}"} for a, b in pairwise(names)}
+    links[names[-1]] = {"type": "null"}
+    ordered = dict(links.items() if forward else reversed(links.items()))
+    return {"$ref": "#/$defs/d0", "$defs": ordered}
+
+
+def test_long_keys_above_many_schemas(compiler: GrammarCompiler) -> None:
+    """Places are spelled only when they are told."""
+    below = {f"p{i}": {"type": "null"} for i in range(1900)}
+    schema: dict[str, Any] = {"type": "object", "properties": below}
+    for _ in range(20):
+        schema = {"type": "object", "properties": {"k" * 15_000: schema}}
+    compiler.schema(schema)
+    with pytest.raises(GrammarError) as caught:
+        compiler.schema({**schema, "required": ["a"], "properties": {"k" * 15_000: {"not": {}}}})
+    assert len(caught.value.message) < 1000
 
 
 def test_a_bound_on_properties(compiler: GrammarCompiler) -> None:

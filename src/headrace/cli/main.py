@@ -26,7 +26,7 @@ _PATH_ERRORS = {
 }  # fmt: skip
 
 COMMANDS = (
-    "run", "pull", "convert", "inspect", "doctor", "context-check", "prefix-cache", "fit-forecast", "bench",
+    "run", "pull", "convert", "inspect", "doctor", "context-check", "prefix-cache", "fit-forecast", "schema", "bench",
     "selfcheck",
 )  # fmt: skip
 

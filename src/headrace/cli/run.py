@@ -111,7 +111,8 @@ class GrammarFlags:
     json_schema: Annotated[
         str | None,
         _about(
-            "Answer in JSON that this schema allows: a file, or the schema's text, which begins with {."
+            "Answer in JSON that this schema allows: a file, the schema's text, which begins with {, or @ and the name of one "
+            "that the model carries (headrace schema)."
         ),
     ] = None
     regex: Annotated[
@@ -129,7 +130,7 @@ class GrammarFlags:
         if self == NO_GRAMMAR:
             return None
         schema = self.json_schema
-        if schema is not None and not schema.lstrip().startswith("{"):
+        if schema is not None and not schema.lstrip().startswith(("{", "@")):
             schema = _read_text(Path(schema))
         grammar = None if self.grammar is None else _read_text(self.grammar)
         regex = None if self.regex is None else _utf8(self.regex)

@@ -50,7 +50,8 @@ class Guide:
         self._constraint = constraint
         self._vocab_size = vocab_size
         self._ends = end_tokens
-        self.allowed: NDArray[np.int64] | None = None
+        self._allowed: NDArray[np.bool_] | None = None
+        self._failed: ConstraintError | None = None
         self.seconds = 0.0
         self.forced_tokens = 0
         self.forced_spans = 0
@@ -58,12 +59,19 @@ class Guide:
     @property
     def finished(self) -> bool:
         """Whether nothing but the end can follow."""
-        return self._constraint is not None and self._constraint.ended
+        return self._constraint is not None and self._failed is None and self._constraint.ended
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """bool[vocab], what may be picked next, more than one; None for all. Raises what the last span ran into."""
+        if self._failed is not None:
+            raise self._failed
+        return self._allowed
 
     def span(self, limit: int) -> list[int]:
         """The tokens that must come next, at most `limit`, already taken; at the end of a text the lowest end token.
 
-        After it, `allowed` are the ids of the next pick, unless it is `finished`. Raises ConstraintError in a dead end.
+        After it, `allowed` says what may be picked next, unless it is `finished`.
         """
         if self._constraint is None:
             return []
@@ -74,9 +82,8 @@ class Guide:
                 span += more
                 if more[-1] in self._ends:
                     break
-        except ConstraintError:
-            if not span:  # else what came before it is told first; it is met again
-                raise
+        except ConstraintError as error:
+            self._failed = error
         self.forced_tokens += len(span)
         self.forced_spans += bool(span)
         self.seconds += time.perf_counter() - start
@@ -95,18 +102,18 @@ class Guide:
             return sorted(self._ends)[:1]
         tokens = constraint.forced()[:limit]
         if not tokens:
-            self.allowed = self._ids(constraint.mask())
-            if len(self.allowed) > 1:
+            self._allowed = self.unpacked(constraint.mask())
+            choices = np.count_nonzero(self._allowed)
+            if choices > 1:
                 return []
-            tokens = [int(self.allowed[0])]
+            if not choices:
+                raise ConstraintError("no token of the vocabulary can follow", dead_end=True)
+            tokens = [int(self._allowed.argmax())]
         for token in tokens:
             constraint.advance(token)
         return tokens
 
-    def _ids(self, mask: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Ascending ids of a mask, at least one."""
+    def unpacked(self, mask: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """bool[vocab] of a mask."""
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=self._vocab_size)
-        ids = np.flatnonzero(bits.view(np.bool_))
-        if not len(ids):
-            raise ConstraintError("no token of the vocabulary can follow", dead_end=True)
-        return ids
+        return bits.view(np.bool_)

@@ -97,10 +97,11 @@ class Generation:
                 unread.append(token)
             if self._whole:
                 return
+            allowed = self._guide.allowed  # raises in a dead end, before anything more is read
             logits = self._read(sequence, unread)
             if logits is None:
                 return
-            token = self._pick(logits, len(sequence))
+            token = self._pick(logits, len(sequence), allowed)
             yield Token(token, len(sequence))
             unread = [token]
 
@@ -132,9 +133,11 @@ class Generation:
         last: NDArray[np.int32] = rows[0]
         return last
 
-    def _pick(self, logits: NDArray[np.int32], position: int) -> int:
+    def _pick(
+        self, logits: NDArray[np.int32], position: int, allowed: NDArray[np.bool_] | None
+    ) -> int:
         self._hash.update(logits.data)
-        token = self._sampler.pick(logits, position, self._guide.allowed)
+        token = self._sampler.pick(logits, position, allowed)
         self._guide.take(token)
         return token
 

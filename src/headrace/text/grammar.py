@@ -219,7 +219,8 @@ class GrammarCompiler:
     def _place(self, root: schemas.Json, cause: str) -> tuple[str, str]:
         """Where a schema is at fault, and why: what cannot be satisfied is looked for below what requires it."""
         shared = {key: root[key] for key in ("$schema", "$defs", "definitions") if key in root}
-        node, above = root, ""
+        node: schemas.Json = root
+        above = ""
         while (found := _REQUIRED.search(cause)) and self._library is not None:
             below = node.get("properties", {}).get(found[1])
             if not isinstance(below, dict):
@@ -229,12 +230,9 @@ class GrammarCompiler:
             matcher = llguidance.LLMatcher(self._library, lowered, log_level=0, limits=_limits())
             if not matcher.is_error():
                 break
-            node, cause, above = (
-                below,
-                matcher.get_error(),
-                schemas.joined(above, "properties", found[1]),
-            )
-        return above + schemas.find(node, cause), _cause(cause)
+            node, cause = below, matcher.get_error()
+            above += schemas.pointer((((), "properties"), found[1]))
+        return above + schemas.pointer(schemas.find(node, cause)), _cause(cause)
 
 
 def _limits() -> llguidance.LLParserLimits:

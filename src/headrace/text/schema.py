@@ -16,10 +16,11 @@ from headrace.errors import GrammarError
 
 MAX_BYTES = 512 << 10
 MAX_DEPTH = 100
+MAX_CAUSE = 2000  # characters of a message that are searched for keywords
 MAX_SQUARED_PROPERTIES = (
     4_000_000  # compiling an object takes time with the square of its properties
 )
-MAX_PASSES = 64
+MAX_VISITS = 300_000  # of schemas, in looking for endless recursion
 KIND = "schema"
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -40,6 +41,9 @@ _MEANT = {
 _WORD = re.compile(r"\$?[A-Za-z]+")
 
 Json = dict[str, Any]
+Place = tuple[
+    Any, ...
+]  # () is the root, else the place above and a key: a pointer is only spelled when it is told
 Schema = Mapping[str, Any] | bool | str
 
 
@@ -88,29 +92,42 @@ def check(root: Json) -> None:
         properties = node.get("properties")
         squares += len(properties) ** 2 if isinstance(properties, dict) else 0
         if squares > MAX_SQUARED_PROPERTIES:
-            raise GrammarError(KIND, f"{place}/properties", "properties: there are too many")
+            raise _refusal((place, "properties"), "properties: there are too many")
     if not _Finite(root).holds():
-        raise GrammarError(KIND, "/$ref" if "$ref" in root else "", _ENDLESS)
+        raise _refusal(((), "$ref") if "$ref" in root else (), _ENDLESS)
 
 
 _ENDLESS = "only endless texts satisfy it: what it requires leads back to itself"
 
 
+def _refusal(place: Place, cause: str) -> GrammarError:
+    return GrammarError(KIND, pointer(place), cause)
+
+
+def pointer(place: Place) -> str:
+    """A place as a JSON pointer."""
+    parts: list[str] = []
+    while place:
+        place, key = place
+        parts.append(str(key).replace("~", "~0").replace("/", "~1")[:80])
+    return "".join(f"/{part}" for part in reversed(parts))
+
+
 def _check_values(root: Json) -> None:
     """Depth, and numbers that a grammar, which holds them as doubles, would change."""
-    stack: list[tuple[str, Any, int]] = [("", root, 1)]
+    stack: list[tuple[Place, Any, int]] = [((), root, 1)]
     while stack:
         place, value, depth = stack.pop()
         if depth > MAX_DEPTH:
             raise GrammarError(KIND, "", f"is nested deeper than {MAX_DEPTH}")
         if isinstance(value, dict):
-            stack += ((f"{place}/{_escaped(k)}", v, depth + 1) for k, v in value.items())
+            stack += (((place, k), v, depth + 1) for k, v in value.items())
         elif isinstance(value, list):
-            stack += ((f"{place}/{i}", v, depth + 1) for i, v in enumerate(value))
+            stack += (((place, i), v, depth + 1) for i, v in enumerate(value))
         elif isinstance(value, int) and not _exact(value):
-            raise GrammarError(KIND, place, f"the number {value!s:.40} is no double")
+            raise _refusal(place, "the number is no double")
         elif isinstance(value, float) and not math.isfinite(value):
-            raise GrammarError(KIND, place, "the number is too large for a double")
+            raise _refusal(place, "the number is too large for a double")
 
 
 def _exact(value: int) -> bool:
@@ -120,7 +137,7 @@ def _exact(value: int) -> bool:
         return False
 
 
-def _check_object(place: str, node: Json) -> None:
+def _check_object(place: Place, node: Json) -> None:
     """Repeated keys count once, and a grammar cannot forbid them where they are not named."""
     least, required = node.get("minProperties"), node.get("required")
     if not isinstance(least, int) or node.get("additionalProperties") is False:
@@ -128,38 +145,30 @@ def _check_object(place: str, node: Json) -> None:
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     if least - named > 1:
         cause = f"minProperties: at most one more than is required ({named}) where keys are free"
-        raise GrammarError(KIND, f"{place}/minProperties", cause)
+        raise _refusal((place, "minProperties"), cause)
 
 
-def walk(root: Json) -> Iterator[tuple[str, Json]]:
-    """Every subschema that is an object, with its JSON pointer; the root first."""
-    stack: list[tuple[str, Any]] = [("", root)]
+def walk(root: Json) -> Iterator[tuple[Place, Json]]:
+    """Every subschema that is an object, with its place; the root first."""
+    stack: list[tuple[Place, Any]] = [((), root)]
     while stack:
         place, node = stack.pop()
         if not isinstance(node, dict):
             continue
         yield place, node
-        below = [(f"{place}/{key}", node[key]) for key in _SINGLE if key in node]
+        below: list[tuple[Place, Any]] = [((place, k), node[k]) for k in _SINGLE if k in node]
         for key in _LISTS:
             if isinstance(node.get(key), list):
-                below += [(f"{place}/{key}/{i}", v) for i, v in enumerate(node[key])]
+                below += [(((place, key), i), v) for i, v in enumerate(node[key])]
         for key in _MAPS:
             if isinstance(node.get(key), dict):
-                below += [(f"{place}/{key}/{_escaped(k)}", v) for k, v in node[key].items()]
+                below += [(((place, key), k), v) for k, v in node[key].items()]
         stack += reversed(below)
 
 
-def joined(place: str, *keys: str) -> str:
-    """The JSON pointer of what is under these keys."""
-    return "/".join((place, *map(_escaped, keys)))
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def find(root: Json, cause: str) -> str:
-    """Where the first keyword that a cause names stands, best with the value that it quotes; "" where none does."""
+def find(root: Json, cause: str) -> Place:
+    """The first keyword that a cause names, best with the value that it quotes; the root where there is none."""
+    cause = cause[:MAX_CAUSE]
     nodes = list(walk(root))
     meant = [keyword for sign, keyword in _MEANT.items() if sign in cause]
     words = dict.fromkeys([*meant, *_WORD.findall(cause)])
@@ -167,11 +176,13 @@ def find(root: Json, cause: str) -> str:
     for quoted in (True, False):
         for keyword in keywords:
             for place, node in nodes:
-                if keyword in node and (
-                    not quoted or f"{node[keyword]!s:.100}".strip("#") in cause
-                ):
-                    return f"{place}/{keyword}"
-    return ""
+                if keyword in node and (not quoted or _quotes(cause, node[keyword])):
+                    return (place, keyword)
+    return ()
+
+
+def _quotes(cause: str, value: Any) -> bool:
+    return isinstance(value, str | int | float) and str(value).strip("#")[:100] in cause
 
 
 class _Finite:
@@ -179,18 +190,18 @@ class _Finite:
 
     def __init__(self, root: Json) -> None:
         self._root = root
+        self._visits = 0
         refs = {n["$ref"]: None for _, n in walk(root) if isinstance(n.get("$ref"), str)}
         self._targets = {ref: self._target(ref) for ref in refs}
         self._known = {ref for ref, node in self._targets.items() if node is None}
 
     def holds(self) -> bool:
         order = [ref for ref in self._targets if ref not in self._known]
-        for _ in range(MAX_PASSES):
+        while True:
             left = [ref for ref in order if not self._found(ref)]
             if len(left) == len(order):
                 return self._node(self._root)
             order = left[::-1]
-        raise GrammarError(KIND, "", "$ref: references are nested too deeply")
 
     def _found(self, ref: str) -> bool:
         if self._node(self._targets[ref]):
@@ -213,6 +224,9 @@ class _Finite:
         return node
 
     def _node(self, node: Any) -> bool:
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise GrammarError(KIND, "", "$ref: references lead through too many schemas")
         if not isinstance(node, dict):
             return True  # false, too: the library refuses it, and knows why
         if "const" in node or "enum" in node:
