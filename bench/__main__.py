@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import ablations, load, quality, report, speed, step_profile, stream
+from bench import ablations, constrain, load, quality, report, speed, step_profile, stream
 from bench.cgroup import GroupError
 from bench.process import WorkerError
 from bench.rows import RowError
@@ -19,6 +19,7 @@ MEASURES = {
     "profile": step_profile.measure,
     "stream": stream.measure,
     "ablations": ablations.measure,
+    "constrain": constrain.measure,
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from bench.constrain import COMPILE, MASK
+from bench.constrain import SHARE as SHARE_OF_DECODE
 from bench.figures import Figures, decode_name, passes
 from bench.quality import KL, TOP1
 from bench.rows import Row
@@ -161,6 +163,46 @@ def _operation_cells(found: Mapping[str, Row]) -> Iterator[list[str]]:
         yield [name, f"{seconds * 1000:.3f}", f"{seconds / whole:.1%}", size, rate]
 
 
+def _constrain(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("constrain")
+    if not rows:
+        yield NOTHING
+        return
+    public = [r for r in rows if r.measure in (COMPILE, MASK)]
+    if public:
+        head = ["seconds", "50 %", "90 %", "99 %", "most", "of"]
+        yield table(head, (_percentiles(r) for r in public))
+        facts = public[0].settings
+        refused = sum(facts["refused"].values())
+        causes = "; ".join(f"{cause} ({n})" for cause, n in facts["refused"].items())
+        yield (
+            f"{facts['set']}: {facts['compiled']} of {facts['schemas']} schemas are compiled, the others refused. The most "
+            f"frequent causes ({refused}): {causes}."
+        )
+    shares = [r for r in rows if r.measure == SHARE_OF_DECODE]
+    head = ["", "share", "a token", "forced", "tok/s", "tok/s without"]
+    yield table(head, (_shares(r) for r in shares))
+    yield from provenance(rows)
+
+
+def _percentiles(row: Row) -> list[str]:
+    counted = row.settings.get("tokens", row.settings["compiled"])
+    return [row.measure, *(f"{row.samples[i]:.6f}" for i in (50, 90, 99, 100)), f"{counted:,}"]
+
+
+def _shares(row: Row) -> list[str]:
+    facts = row.settings
+    how = "sampled" if facts["sampled"] else "greedy"
+    return [
+        f"{how}, {threads_name(row.threads)}",
+        f"{row.median:.1%}",
+        f"{facts['microseconds']:.0f} µs",
+        f"{facts['forced']} of {facts['tokens']}, {facts['spans']} spans",
+        f"{facts['rate']:.1f}",
+        f"{facts['free_rate']:.1f}",
+    ]
+
+
 SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "targets": _targets,
     "speed": _speed,
@@ -171,4 +213,5 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "stream": stream,
     "ablations": ablations,
     "policies": policies,
+    "constrain": _constrain,
 }

@@ -13,7 +13,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-KINDS = ("speed", "bandwidth", "load", "quality", "profile", "routes", "stream", "ablation")
+KINDS = (
+    "speed",
+    "bandwidth",
+    "load",
+    "quality",
+    "profile",
+    "routes",
+    "stream",
+    "ablation",
+    "constrain",
+)
 
 
 class RowError(Exception):

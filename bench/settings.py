@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "report")
+PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "report")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Settings:
     llama_python: interpreters with llama-cpp-python, one for each build to compare. torch_python: one with
     torch, transformers and gguf. work: a folder for what is made on the way, on the disk that is measured.
     mixture: the GGUF of the model that is bigger than memory; made where None.
+    schemas: a folder of JSON schemas to compile, and what it is called; none are where None.
     """
 
     gguf: Path | None = None
@@ -42,6 +43,9 @@ class Settings:
     stream_seconds: float = 240.0  # after which a sample of a peer ends early
     ablation_steps: int = 128
     disk_seconds: float = 2.0  # of one sample of raw reads
+    schemas: Path | None = None
+    schemas_name: str = "schemas"
+    schemas_limit: int = 1500
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Settings]:
@@ -63,6 +67,9 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     add("--stream-seconds", type=float, default=default.stream_seconds)
     add("--ablation-steps", type=int, default=default.ablation_steps)
     add("--disk-seconds", type=float, default=default.disk_seconds)
+    add("--schemas", type=Path, help="a folder of JSON schemas, with or without instances")
+    add("--schemas-name", default=default.schemas_name, help="what the page calls them")
+    add("--schemas-limit", type=int, default=default.schemas_limit)
     add("--work", type=Path, default=default.work, help="where files are made")
     add("--results", type=Path, default=default.results, help="folder of the recorded rows")
     add("--threads", type=int, nargs="+", default=list(default.threads))
@@ -83,6 +90,8 @@ def command(part: str, settings: Settings) -> str:
     for name in ("torch", "neurostream", "airllm"):
         if getattr(settings, f"{name}_python"):
             peers += f" --{name}-python {name.upper()}/bin/python"
+    if part == "constrain" and settings.schemas is not None:
+        peers += f" --schemas SCHEMAS --schemas-limit {settings.schemas_limit}"
     if part not in ("stream", "ablations"):
         return f"python -m bench {part}{peers} --rounds {settings.rounds}"
     limit = "" if settings.limit_gb is None else f" --limit-gb {settings.limit_gb:g}"

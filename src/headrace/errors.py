@@ -102,6 +102,34 @@ class TemplateError(InputError):
     code = "bad_template"
 
 
+class GrammarError(InputError):
+    """A schema, regular expression or grammar that cannot be followed exactly, or asks for too much.
+
+    `place` is where in it, as far as it is known (a JSON pointer of a schema, a line of a grammar), `cause` what is
+    wrong there, by the keyword's name where there is one.
+    """
+
+    code = "schema_unsupported"
+
+    def __init__(self, kind: str, place: str, cause: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{kind}{place and ' at '}{place}: {cause}", hint=hint)
+        self.kind = kind
+        self.place = place
+        self.cause = cause
+
+
+class ConstraintError(HeadraceError):
+    """A generation met a dead end of its grammar, or a limit of what following it may cost; its text ends there."""
+
+    code = "constraint_failed"
+    http_status = 422
+
+    def __init__(self, cause: str, *, dead_end: bool = False) -> None:
+        super().__init__(f"the answer cannot be continued within its grammar: {cause}")
+        self.cause = cause
+        self.dead_end = dead_end
+
+
 class DiskFullError(HeadraceError):
     """The disk cannot hold what is about to be written; what was there before is untouched."""
 

@@ -1,8 +1,8 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
 One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
-Its tokens stay in the KV cache, and the next one reads only what it does not share with them: a turn
-of a chat costs what is new in it. The answers are those of a fresh model.
+Its tokens stay in the KV cache as long as nobody needs the room, and a later one reads only what it does not share
+with them: a turn of a chat costs what is new in it. The answers are those of a fresh model.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.schemas import find_schema
 from headrace.engine.engine import Engine
+from headrace.engine.prefix_disk import DiskOptions
+from headrace.engine.prefix_tier import open_disk
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
@@ -29,10 +32,14 @@ from headrace.memory.governor import Governor
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import read_machine
+from headrace.text.schema import Schema
 from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from headrace.text.grammar import Grammar, GrammarCompiler
 
 DEFAULT_MODEL = "smollm2:135m"
 CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
@@ -50,6 +57,14 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     max_tokens: int | None
     stop: tuple[str, ...]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """And what the answer has to be: at most one of these. See `LLM.compile`."""
+
+    schema: Schema | None
+    regex: str | None
+    grammar: str | Grammar | None
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,7 @@ class LLM:
         trace_routes: Path | None = None,
         beside_bytes: int = 0,
         with_forecast: bool = True,
+        prefix_disk: DiskOptions | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
@@ -99,7 +115,9 @@ class LLM:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
-        with_forecast: whether a fitted forecast is used. Raises MemoryBudgetError for what cannot fit.
+        with_forecast: whether a fitted forecast is used. prefix_disk:
+        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. Raises
+        MemoryBudgetError for what cannot fit.
         """
         if memory is None:
             memory = PlanOptions(
@@ -114,7 +132,11 @@ class LLM:
         self.last: Completion | None = None
         try:
             self._load(
-                *locate.compute_settings(threads, kernels), memory, trace_routes, beside_bytes
+                *locate.compute_settings(threads, kernels),
+                memory,
+                trace_routes,
+                prefix_disk,
+                beside_bytes,
             )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
@@ -128,6 +150,7 @@ class LLM:
         kernels: str | None,
         memory: PlanOptions,
         trace_routes: Path | None,
+        prefix_disk: DiskOptions | None,
         beside_bytes: int,
     ) -> None:
         self.plan = plan_model(
@@ -135,19 +158,22 @@ class LLM:
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
+        self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
             self.artifact,
             threads=threads,
             kernels=kernels,
             max_context=self.plan.window,
+            retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
             chunk=self.plan.chunk_rows,
             experts=_stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
         try:
+            if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
+                self.engine.attach_disk(disk)
             self.engine.warm()
             self._governor = _governor(self.plan, self.engine)
-            self._timeline = self.engine.new_sequence()
         except BaseException:
             self.engine.close()
             raise
@@ -186,11 +212,12 @@ class LLM:
         *,
         system: str | None = None,
         raw: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Answer a user's prompt, or with `raw` continue the text as it stands."""
+        sampling, grammar = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self._complete(ids, SamplingParams(**sampling), continues=raw)
+        return self._complete(ids, sampling, continues=raw, grammar=grammar)
 
     def stream(
         self,
@@ -198,21 +225,61 @@ class LLM:
         *,
         system: str | None = None,
         raw: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generator[str, None, None]:
         """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
+        sampling, grammar = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self.stream_ids(ids, SamplingParams(**sampling), continues=raw)
+        return self.stream_ids(ids, sampling, continues=raw, grammar=grammar)
 
-    def chat(self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
         """The next turn of a conversation. `stats.reused_tokens` of it were in the KV cache."""
-        return self._complete(self.chat_ids(messages), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self._complete(self.chat_ids(messages), sampling, grammar=grammar)
 
     def stream_chat(
-        self, messages: Sequence[Message], **sampling: Unpack[SamplingOptions]
+        self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
     ) -> Generator[str, None, None]:
         """As `chat`, in pieces of text."""
-        return self.stream_ids(self.chat_ids(messages), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self.stream_ids(self.chat_ids(messages), sampling, grammar=grammar)
+
+    def compile(
+        self,
+        *,
+        schema: Schema | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> Grammar:
+        """What an answer has to be, compiled once for many generations (their `grammar`). Exactly one of:
+
+        schema: a JSON Schema, as a value or as JSON text, or "@" and the name of one that the model carries. regex: an expression that the whole answer matches.
+        grammar: EBNF in Lark's notation, or GBNF. Raises GrammarError, which names the keyword, for what cannot be
+        followed exactly.
+        """
+        if sum(given is not None for given in (schema, regex, grammar)) != 1:
+            raise InputError("give one of schema, regex and grammar")
+        if self._grammars is None:
+            from headrace.text.grammar import GrammarCompiler  # its library takes time to import
+
+            self._grammars = GrammarCompiler(self.tokenizer)
+        if isinstance(schema, str) and schema.startswith("@"):
+            schema = find_schema(self.artifact, schema[1:])
+        if schema is not None:
+            return self._grammars.schema(schema)
+        return self._grammars.ebnf(grammar or "") if regex is None else self._grammars.regex(regex)
+
+    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, Grammar | None]:
+        """Options as values. Raises SettingError, InputError or GrammarError."""
+        sampling = {k: v for k, v in options.items() if k not in _CONSTRAINTS}
+        given = {k: v for k, v in options.items() if k in _CONSTRAINTS and v is not None}
+        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        grammar = options.get("grammar")
+        if grammar is None or isinstance(grammar, str) or len(given) > 1:
+            return params, self.compile(**given) if given else None  # type: ignore[arg-type]
+        if getattr(grammar, "vocabulary", None) is not self.tokenizer:
+            raise InputError("the grammar is neither text nor compiled by this model")
+        return params, grammar
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
@@ -228,13 +295,12 @@ class LLM:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         ids = _ids(tokens)
         with self._own_turn():
-            self._timeline.release()  # the cache has room for one sequence
             return self.engine.logits(ids)
 
     def forget(self) -> None:
         """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
         with self._own_turn():
-            self._timeline.release()
+            self.engine.prefixes.clear()
 
     def prompt_ids(
         self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
@@ -257,9 +323,10 @@ class LLM:
         """Whether the model has a chat template."""
         return self._template is not None
 
-    def generate_ids(self, ids: Sequence[int], **sampling: Unpack[SamplingOptions]) -> Completion:
+    def generate_ids(self, ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """As `generate`, after a prompt of token ids."""
-        return self._complete(list(ids), SamplingParams(**sampling))
+        sampling, grammar = self._split(options)
+        return self._complete(list(ids), sampling, grammar=grammar)
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
@@ -278,27 +345,48 @@ class LLM:
             raise PromptSizeError(characters, self.engine.context)
 
     def stream_ids(
-        self, ids: Sequence[int], sampling: SamplingParams, *, continues: bool = False
+        self,
+        ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        continues: bool = False,
+        reuse: bool = True,
+        grammar: Grammar | None = None,
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`; `continues` as in `Tokenizer.stream`."""
-        return self._pieces(_ids(ids), sampling, continues)
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; reuse: see `Engine.generate`."""
+        return self._pieces(_ids(ids), sampling, continues, grammar, reuse)
 
     def _complete(
-        self, ids: list[int], sampling: SamplingParams, *, continues: bool = False
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        *,
+        continues: bool = False,
+        grammar: Grammar | None = None,
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, grammar)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
 
     def _pieces(
-        self, ids: list[int], sampling: SamplingParams, continues: bool
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        continues: bool,
+        grammar: Grammar | None,
+        reuse: bool = True,
     ) -> Generator[str, None, None]:
         with self._own_turn():
             self.last = None
-            answer = _Answer(self.tokenizer, sampling, continues)
+            # A grammar speaks of every byte, so no leading space is left out of what follows it.
+            answer = _Answer(self.tokenizer, sampling, continues or grammar is not None)
             steps = self.engine.generate(
-                ids, sampling, cancel=self._cancelled.is_set, sequence=self._timeline
+                ids,
+                sampling,
+                cancel=self._cancelled.is_set,
+                reuse=reuse,
+                constraint=None if grammar is None else grammar.start(),
             )
             self._steps = steps
             try:
@@ -335,6 +423,9 @@ class LLM:
                 yield
             finally:
                 self._owner = None
+
+
+_CONSTRAINTS = ("schema", "regex", "grammar")
 
 
 class _Answer:

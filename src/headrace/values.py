@@ -114,9 +114,10 @@ class GenerationStats:
     """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
 
     Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again, and
-    `unread_tokens` were not reached before the generation was cancelled. `prefill_seconds` end with the first
+    `unread_tokens` were not reached before the generation was cancelled, or had no choice left. `prefill_seconds` end with the first
     token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was drawn
-    and none was given.
+    and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
+    picked, and each of the `forced_spans` was read in one pass. `constraint_seconds` went into following the grammar.
     """
 
     prompt_tokens: int
@@ -130,6 +131,9 @@ class GenerationStats:
     reused_tokens: int = 0
     unread_tokens: int = 0
     experts: ExpertStats | None = None
+    forced_tokens: int = 0
+    forced_spans: int = 0
+    constraint_seconds: float = 0.0
 
     @property
     def read_tokens(self) -> int:

@@ -124,3 +124,14 @@ def stream_rows() -> Iterator[Row]:
         for policy, share in (("LRU", 0.3), ("Belady", 0.5)):
             settings = {"slots": slots, "experts": 100, "steps": 1000}
             yield row("routes", "hit rate", policy, threads=0, samples=(share,), settings=settings)
+    asked = {
+        "set": "Some schemas",
+        "schemas": 10,
+        "compiled": 8,
+        "refused": {"not": 2},
+        "tokens": 500,
+    }
+    for measure in ("compile", "mask of a token"):
+        yield row("constrain", measure, unit="s", samples=tuple(i / 1e5 for i in range(101)), settings=asked)  # fmt: skip
+    cost = {"sampled": False, "tokens": 100, "forced": 20, "spans": 7, "microseconds": 80.0, "rate": 90.0, "free_rate": 80.0}  # fmt: skip
+    yield row("constrain", "share of the decode time", unit="share", samples=(0.01,), settings=cost)

@@ -57,13 +57,15 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     assert "| headrace | 300.0 | 300.0 | 300.0 |" in text
     assert "| llama.cpp (AMX) Q4_0 | 200.0 (1.50x) | 200.0 (1.50x) | 200.0 (1.50x) |" in text
     assert "| prefill 512, over llama.cpp Q4_1 | at least 3.00x | 2.00x | 2.00x | **no** |" in text
+    assert "| compile | 0.000500 | 0.000900 | 0.000990 | 0.001000 | 8 |" in text
+    assert "| greedy, 1 thread | 1.0% | 80 µs | 20 of 100, 7 spans | 90.0 | 80.0 |" in text
     assert "| Project head | 2.000 | 66.7% | 30.0 | 15.0 |" in text
     assert all(f"img/{name}.svg" in text for name in PLOTS)
 
 
 def test_without_rows_the_page_says_so() -> None:
     text = page.page(Figures([]))
-    assert text.count(NOTHING) == 8
+    assert text.count(NOTHING) == 9
     assert "## Targets" not in text
     assert ".svg" not in text
 

@@ -35,7 +35,7 @@ def opened(artifact: Artifact, kernels: str | None = None, chunk: int = 512) -> 
 
 
 def run(engine: Engine, prompt: list[int], sequence: Sequence | None = None) -> Outcome:
-    tokens = tuple(t.id for t in engine.generate(prompt, SAMPLED, sequence=sequence))
+    tokens = tuple(t.id for t in engine.generate(prompt, SAMPLED, sequence=sequence, reuse=False))
     assert engine.stats is not None
     return tokens, engine.stats.fingerprint
 

@@ -17,6 +17,7 @@ from headrace.engine.mixture import Mixture
 from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
 from headrace.experts.stream import ExpertStream
 from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
+from headrace.memory.inputs import PlanOptions
 from headrace.values import Message, SamplingParams
 
 LONG = 900
@@ -236,6 +237,40 @@ def test_a_conversation_goes_on_as_if_read_anew(path: Path) -> None:
     assert second.stats.fingerprint == anew.stats.fingerprint
 
 
+def test_conversations_that_alternate_reuse_each_their_own(path: Path) -> None:
+    long, short = Message("system", "x" * 200), Message("user", "One?")
+    talks = [[long, Message("user", "A?")], [long, Message("user", "B?")], [short]]
+    with LLM(path, threads=1) as llm:
+        for turn in range(3):
+            for talk in talks:
+                done = llm.chat(talk, seed=turn, max_tokens=8)
+                if turn:
+                    assert done.stats.reused_tokens >= len(llm.chat_ids(talk[:-2]))
+                with LLM(path, threads=1) as fresh:
+                    assert fresh.chat(talk, seed=turn, max_tokens=8) == done
+                talk += [Message("assistant", done.text), Message("user", f"More {turn}?")]
+
+
+def test_a_plan_may_retain_whole_conversations(path: Path) -> None:
+    first, second = (f"{word} " * 45 for word in ("ab", "cd"))
+    for contexts in (0, 1):
+        options = PlanOptions(max_context=256, retained_contexts=contexts)
+        with LLM(path, threads=1, memory=options) as llm:
+            for prompt in (first, second):
+                llm.generate(prompt, raw=True, seed=1, max_tokens=20)
+            again = llm.generate(first, raw=True, seed=1, max_tokens=20).stats
+            whole = again.prompt_tokens - 1
+            assert again.reused_tokens == whole if contexts else 0 < again.reused_tokens < whole
+
+
+def test_a_request_that_opts_out_leaves_nothing(llm: LLM) -> None:
+    ids = llm.prompt_ids("Why?")
+    for reuse, held in ((False, 0), (True, 0), (False, 0), (True, len(ids) - 1)):
+        list(llm.stream_ids(ids, SamplingParams(seed=1, max_tokens=3), reuse=reuse))
+        assert llm.last is not None
+        assert llm.last.stats.reused_tokens == held
+
+
 def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -> None:
     """Whatever the model did before, a turn is what a fresh model answers."""
     opening, other = Message("user", "One?"), Message("user", "Other?")
@@ -261,8 +296,8 @@ def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -
         turns = [opening, Message("assistant", llm.last.text), Message("user", "Two?")]
         assert same(turns) >= len(llm.chat_ids([opening]))
         assert 0 < same([other]) < len(llm.chat_ids([other])) - 1
-        llm.logits(llm.prompt_ids("x"))  # takes the cache for itself
-        assert same(turns) == 0
+        llm.logits(llm.prompt_ids("x"))
+        assert same(turns) == len(llm.chat_ids(turns)) - 1
 
 
 def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:

@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli import stats
 from headrace.cli.answer import answer
-from headrace.errors import CancelledError, ContextError, InputError, PromptSizeError
+from headrace.errors import (
+    CancelledError,
+    ConstraintError,
+    ContextError,
+    InputError,
+    PromptSizeError,
+)
 from headrace.llm import LLM
 from headrace.values import Message, SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.text.grammar import Grammar
 
 PROMPT = ">>> "
 CLEAR = "/clear"
 WELCOME = "Control-C ends an answer, Control-D the chat; /clear starts over."
 
 
-def chat(llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams) -> int:
-    """Read and answer turns until the end of input; the exit code."""
-    return _Chat(llm, facts, system, sampling).run()
+def chat(
+    llm: LLM,
+    facts: stats.RunFacts,
+    system: str | None,
+    sampling: SamplingParams,
+    grammar: Grammar | None = None,
+) -> int:
+    """Read and answer turns until the end of input; the exit code. grammar: what every answer has to be."""
+    return _Chat(llm, facts, system, sampling, grammar).run()
 
 
 class _Chat:
     def __init__(
-        self, llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams
+        self,
+        llm: LLM,
+        facts: stats.RunFacts,
+        system: str | None,
+        sampling: SamplingParams,
+        grammar: Grammar | None,
     ) -> None:
         self._llm = llm
         self._facts = facts
         self._sampling = sampling
+        self._grammar = grammar
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
         self._editor = _editor()
@@ -62,11 +83,11 @@ class _Chat:
         asked = [*self._messages, Message("user", line)]
         try:
             ids = self._llm.chat_ids(asked)
-            answer(self._llm, self._llm.stream_ids(ids, self._sampling))
+            answer(self._llm, self._llm.stream_ids(ids, self._sampling, grammar=self._grammar))
         except (ContextError, PromptSizeError) as error:
             print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)
             return
-        except InputError as error:
+        except (InputError, ConstraintError) as error:
             print(f"error: {error.message}", file=sys.stderr)
             return
         if self._llm.last is not None:

@@ -9,25 +9,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from headrace import locate
+from headrace.artifact.jsontext import read_bytes
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
+from headrace.cli.prefix_options import DEFAULT_PREFIX, PrefixOptions
 from headrace.cli.whole import WHOLE
-from headrace.errors import InputError, SettingError
+from headrace.engine.prefix_disk import DiskOptions
+from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
 from headrace.values import GenerationStats, SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.text.grammar import Grammar
 
 Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 NO_DEFAULT = Parameter(show_default=False)
 DEFAULTS = SamplingParams()
 MAX_PROMPT_BYTES = 64 << 20
+MAX_GRAMMAR_BYTES = 2 << 20
 
 
 def _about(text: str) -> Parameter:
@@ -96,6 +103,43 @@ class SamplingFlags:
 NO_FLAGS = SamplingFlags()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class GrammarFlags:
+    """The flags that say what an answer has to be: at most one of them."""
+
+    json_schema: Annotated[
+        str | None,
+        _about(
+            "Answer in JSON that this schema allows: a file, the schema's text, which begins with {, or @ and the name of one "
+            "that the model carries (headrace schema)."
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        Parameter(allow_leading_hyphen=True),
+        _about("Answer with a text that this regular expression matches as a whole."),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        _about("Answer with a text of the grammar in this file: EBNF as Lark writes it, or GBNF."),
+    ] = None
+
+    def compiled(self, llm: LLM) -> Grammar | None:
+        """Raises GrammarError, FileError, or InputError for more than one flag."""
+        if self == NO_GRAMMAR:
+            return None
+        schema = self.json_schema
+        if schema is not None and not schema.lstrip().startswith(("{", "@")):
+            schema = _read_text(Path(schema))
+        grammar = None if self.grammar is None else _read_text(self.grammar)
+        regex = None if self.regex is None else _utf8(self.regex)
+        return llm.compile(schema=schema, regex=regex, grammar=grammar)
+
+
+NO_GRAMMAR = GrammarFlags()
+
+
 def run(
     model: str = DEFAULT_MODEL,
     *,
@@ -103,9 +147,11 @@ def run(
     system: Text = None,
     raw: Flag = False,
     sampling: SamplingFlags = NO_FLAGS,
+    constraint: GrammarFlags = NO_GRAMMAR,
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
+    prefix: PrefixOptions = DEFAULT_PREFIX,
     trace_routes: Path | None = None,
     stats_json: Path | None = None,
     digest: Flag = False,
@@ -147,15 +193,28 @@ def run(
         raise InputError(
             "--raw, --digest and --stats-json need a prompt", hint="give --prompt, or pipe one in"
         )
-    options = memory.options()
     with loaded(
-        model, threads=threads, kernels=kernels, memory=options, trace_routes=trace_routes
+        model,
+        threads=threads,
+        kernels=kernels,
+        memory=memory.options(),
+        trace_routes=trace_routes,
+        prefix_disk=prefix.options(),
     ) as (llm, facts):
+        grammar = constraint.compiled(llm)
         if text is None:
-            return _chat(llm, facts, system, params)
+            return _chat(llm, facts, system, params, grammar)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        code = answer(llm, llm.stream_ids(ids, params, continues=raw), quiet=digest)
+        pieces = llm.stream_ids(ids, params, continues=raw, grammar=grammar)
+        code = answer(llm, pieces, quiet=digest)
         return _report(llm, facts, code, stats_json, digest)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_bytes(path, MAX_GRAMMAR_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(path, f"byte {error.start}", "is not UTF-8") from None
 
 
 def _utf8(argument: str) -> str:
@@ -203,13 +262,19 @@ def loaded(
     kernels: str | None,
     memory: PlanOptions,
     trace_routes: Path | None = None,
+    prefix_disk: DiskOptions | None = None,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
     start = time.perf_counter()
     with LLM(
-        path, threads=threads, kernels=kernels, memory=memory, trace_routes=trace_routes
+        path,
+        threads=threads,
+        kernels=kernels,
+        memory=memory,
+        trace_routes=trace_routes,
+        prefix_disk=prefix_disk,
     ) as llm:
         backend = llm.engine.backend
         yield (
@@ -240,7 +305,13 @@ def _stats(llm: LLM) -> GenerationStats:
     return llm.last.stats
 
 
-def _chat(llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams) -> int:
+def _chat(
+    llm: LLM,
+    facts: stats.RunFacts,
+    system: str | None,
+    sampling: SamplingParams,
+    grammar: Grammar | None,
+) -> int:
     from headrace.cli import chat
 
-    return chat.chat(llm, facts, system, sampling)
+    return chat.chat(llm, facts, system, sampling, grammar)

@@ -54,6 +54,9 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
     )
     if stats.experts is not None:
         yield _experts(stats.experts, _threads_seconds(stats, facts))
+    if stats.forced_tokens:
+        spans = _count(stats.forced_spans, "span")
+        yield f"grammar: {_count(stats.forced_tokens, 'token')} forced in {spans}, {stats.constraint_seconds:.2f} s"
     clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
     if clipped:
         yield f"saturated values: {', '.join(clipped)}"

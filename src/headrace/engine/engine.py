@@ -20,13 +20,19 @@ from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
+from headrace.engine.blob import Binding, pack, unpack
+from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
-from headrace.engine.pages import PagePool, pages_for
+from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
+from headrace.engine.prefix_cache import PrefixCache
+from headrace.engine.prefix_disk import PrefixDisk
+from headrace.engine.prefix_tier import DiskTier
 from headrace.engine.sequence import Sequence, Work
-from headrace.errors import ContextError, FileError, InputError
+from headrace.errors import CancelledError, ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
+from headrace.kernels.layout import page_positions
 from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
@@ -48,13 +54,16 @@ class Engine:
         kernels: str | None = None,
         max_context: int | None = None,
         num_sequences: int = 1,
+        retained_contexts: int = 0,
         chunk: int = DEFAULT_CHUNK,
         logit_rows: int = LOGIT_ROWS,
         experts: StreamOptions | None = None,
         trace_routes: Path | None = None,
     ) -> None:
-        """max_context: positions of one sequence, at most the model's own. experts: how those of a mixture are held
+        """max_context: positions of one sequence, at most the model's own. num_sequences: how many of them may be full
+        at a time; retained_contexts: further ones that hold prefixes alone. experts: how those of a mixture are held
         in memory (None: all of them). trace_routes: a file for the recorder of routes. Raises InputError."""
+        self.identity = artifact.identity
         self.config = DecoderConfig.from_json(artifact.manifest.config)
         family(artifact.manifest.family).check(self.config)
         self.fraction_bits = artifact.manifest.fraction_bits
@@ -71,6 +80,7 @@ class Engine:
         self._program = _within(self._program, self.context)
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
+        self._rows = self._chunk  # of the next pass of a prompt
         self._logit_rows = min(logit_rows, self._chunk)
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
@@ -78,14 +88,16 @@ class Engine:
         self._path = artifact.path
         self._watch = watch(artifact)
         self._mixture: Mixture | None = None
+        self._disk: DiskTier | None = None
         self.stats: GenerationStats | None = None
         try:
             self._marks = _marks(self._program, self.backend.name)
             self._mapped = mappings(artifact.tensors.values())
             self._mixture = self._open_experts(artifact, experts, trace_routes)
-            num_pages = pages_for(self.context) * num_sequences
+            num_pages = pages_for(self.context) * (num_sequences + retained_contexts)
             self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
-            self._pool = PagePool(num_pages)
+            self._pool = PagePool(num_pages, self._copy_page)
+            self.prefixes = PrefixCache(self._pool)
         except BaseException:
             self.close()  # whoever keeps the error keeps this object
             raise
@@ -104,6 +116,8 @@ class Engine:
     def close(self) -> None:
         self._runner.close()
         self._watch.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._mixture is not None:
             self._mixture.stream.close()
 
@@ -161,8 +175,14 @@ class Engine:
     def shape(self) -> ModelShape:
         return self._program.shape
 
-    def new_sequence(self) -> Sequence:
-        return Sequence(self._pool, self.context)
+    @property
+    def pages(self) -> PagePool:
+        """Who owns the pages of the KV cache."""
+        return self._pool
+
+    def new_sequence(self, salt: bytes = b"") -> Sequence:
+        """An empty sequence. salt: see `Sequence`."""
+        return Sequence(self._pool, self.context, salt)
 
     def forward(
         self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
@@ -173,22 +193,42 @@ class Engine:
         raises CancelledError then, and the sequences are as before. So they are when FileError is raised: a file of
         the model was changed, and what was computed from it is no answer.
         """
-        for item in work:
-            item.sequence.reserve(len(item.tokens))
-        batch = _batch(work)
-        self._check(batch)
-        if self._watch.changed() and self._watch.verify() and self._mixture is not None:
-            self._mixture.stream.forget()
-        self._run(batch, not any(item.more for item in work), cancel)
-        if self._watch.changed() and self._watch.verify():
-            raise FileError(self._path, "weights", "were written to during a pass")
+        try:
+            self._reserve(work)
+            batch = _batch(work)
+            self._check(batch)
+            self._run_watched(batch, any(item.more for item in work), cancel)
+        except BaseException as error:
+            for item in work:
+                item.sequence.trim()
+            rows = sum(len(item.tokens) for item in work)
+            if isinstance(error, CancelledError) and rows > 1:
+                self._rows = rows // 2  # which may end before the next cancellation
+            raise
+        self._rows = self._chunk
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
 
-    def _run(self, batch: Batch, last: bool, cancel: Callable[[], bool] | None) -> None:
+    def _run_watched(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+        """A pass over weights that are what they were when the model was opened. Raises FileError."""
+        if self._watch.changed() and self._watch.verify() and self._mixture is not None:
+            self._mixture.stream.forget()
+        self._run(batch, more, cancel)
+        if self._watch.changed() and self._watch.verify():
+            raise FileError(self._path, "weights", "were written to during a pass")
+
+    def _reserve(self, work: Tokens[Work]) -> None:
+        for item in work:
+            item.sequence.reserve(len(item.tokens))
+
+    def _copy_page(self, source: int, target: int) -> None:
+        self._cache[target] = self._cache[source]
+
+    def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
         if self._mixture is not None:
-            return self._mixture.run(batch, self._cache, self._marks, admit=last, cancel=cancel)
+            self._mixture.run(batch, self._cache, self._marks, admit=not more, cancel=cancel)
+            return
         for begin, end in pairwise((0, *self._marks)):
             check_cancelled(cancel if begin else None)
             self._runner.run(begin, end, batch, self._cache)
@@ -218,12 +258,59 @@ class Engine:
 
     def chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
         """Tokens in passes, each with whether more follow."""
-        for at in range(0, len(tokens), self._chunk):
-            yield tokens[at : at + self._chunk], at + self._chunk < len(tokens)
+        at = 0
+        while at < len(tokens):
+            end = at + self._rows
+            yield tokens[at:end], end < len(tokens)
+            at = end
 
     def kv_bytes(self, sequence: Sequence) -> bytes:
-        """Every byte that the cache holds of a sequence's whole tiles' positions, for comparison."""
-        return self._cache[sequence.page_table()].tobytes()
+        """The pages of a sequence with zeros in place of what is none of its positions, for comparison."""
+        return self._held(sequence).tobytes()
+
+    def _held(self, sequence: Sequence) -> NDArray[np.uint8]:
+        """A copy of a sequence's pages, u8[pages, page_bytes], zero at positions beyond its end."""
+        pages = self._cache[sequence.page_table()[: pages_for(len(sequence))]]
+        if rest := len(sequence) % PAGE_TOKENS:
+            pages[-1][page_positions(self.shape) >= rest] = 0
+        return pages
+
+    def attach_disk(self, disk: PrefixDisk) -> None:
+        """Prefixes are also kept on `disk` from now on; the engine closes it."""
+        self._disk = DiskTier(disk, self._cache, self.shape)
+
+    def resume(self, sequence: Sequence, tokens: Tokens[int]) -> None:
+        """Begin an empty sequence with the longest prefix of `tokens` that is kept in memory or on disk."""
+        self.prefixes.adopt(sequence, tokens)
+        if self._disk is not None:
+            self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
+
+    def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
+        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated."""
+        self.prefixes.keep(sequence, prompt_tokens)
+        if self._disk is not None:
+            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
+
+    def save(self, sequence: Sequence) -> bytes:
+        """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""
+        return pack(self._binding(sequence.salt), sequence.tokens, self._held(sequence))
+
+    def restore(self, blob: bytes, salt: bytes = b"") -> Sequence:
+        """A sequence as it was saved. Bytes after its end are ignored; `salt` is the saved sequence's.
+
+        Raises BlobError by its cause, ContextError, PagesExhaustedError; the engine is as before then.
+        """
+        tokens, pages = unpack(blob, self._binding(salt))
+        if tokens:
+            self._known(min(tokens), max(tokens))
+        sequence = self.new_sequence(salt)
+        sequence.reserve(len(tokens))
+        self._cache[sequence.page_table()] = pages
+        sequence.commit(tokens)
+        return sequence
+
+    def _binding(self, salt: bytes) -> Binding:
+        return Binding(self.identity, salt, self.shape)
 
     def saturations(self) -> dict[str, int]:
         """Clipped values since the engine was made, by site."""
@@ -240,12 +327,18 @@ class Engine:
         *,
         cancel: Callable[[], bool] | None = None,
         sequence: Sequence | None = None,
+        reuse: bool = True,
+        constraint: Constraint | None = None,
+        jump_forward: bool = True,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
-        The end token is yielded last. sequence: one of this engine's, which stays the caller's; the
-        prefix that it shares with `prompt` is not read again, and the tokens and logits are those of a
-        new sequence. Raises ContextError when the prompt does not fit, InputError
+        The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
+        left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
+        engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
+        sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
+        generation; jump_forward: what it forces is read in one pass, which changes no token. Raises ContextError when
+        the prompt does not fit, InputError
         when it is empty or holds an unknown token.
         """
         if not prompt:
@@ -253,7 +346,16 @@ class Engine:
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
         self.stats = None  # of the generation before
-        return Generation(self, list(prompt), sampling, cancel or (lambda: False), sequence).run()
+        return Generation(
+            self,
+            list(prompt),
+            sampling,
+            cancel or (lambda: False),
+            sequence,
+            constraint,
+            reuse=reuse,
+            jump_forward=jump_forward,
+        ).run()
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:

@@ -46,16 +46,36 @@ class Sampler:
         """Tokens of the prompt: the repetition penalty counts them, the presence penalty does not."""
         self._seen[prompt] = True
 
-    def pick(self, logits: NDArray[np.int32], position: int) -> int:
-        """The token for `position` from logits [vocab]; the pick becomes history."""
-        adjusted = self._penalise(logits)
+    def note(self, token: int) -> None:
+        """A generated token that was not picked becomes history."""
+        self._seen[token] = self._generated[token] = True
+
+    def pick(
+        self, logits: NDArray[np.int32], position: int, allowed: NDArray[np.bool_] | None = None
+    ) -> int:
+        """The token for `position` from logits [vocab]; the pick becomes history.
+
+        allowed: bool[vocab], what may be picked, at least one; None: all. The others have no weight at all: filters
+        and draw are those of a vocabulary that lacks them.
+        """
+        token = self._picked(self._penalise(logits), position, allowed)
+        self.note(token)
+        return token
+
+    def _picked(
+        self, logits: NDArray[np.int32] | Int, position: int, allowed: NDArray[np.bool_] | None
+    ) -> int:
         if self._how is None:
-            token = int(adjusted.argmax())
+            token = int(logits.argmax())
+            if allowed is None or allowed[token]:  # the lowest of the likeliest of all
+                return token
+            found = int(logits[allowed].argmax())
         else:
             word = philox.philox((position, 0, 0, 0), (self._seed, 0))[0]
-            token = self._backend.draw(adjusted, self._how, word)
-        self._seen[token] = self._generated[token] = True
-        return token
+            if allowed is None:
+                return self._backend.draw(logits, self._how, word)
+            found = self._backend.draw(logits[allowed], self._how, word)
+        return int(np.flatnonzero(allowed)[found])
 
     def _penalise(self, logits: NDArray[np.int32]) -> NDArray[np.int32] | Int:
         if self._repetition == UNIT and self._presence == 0:

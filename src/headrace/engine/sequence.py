@@ -1,7 +1,8 @@
 """A sequence is a timeline: the tokens that the cache holds, and the pages that hold them.
 
-Nobody else changes a sequence's state. A rewind at any position is exact, because a position's keys
-and values depend on the tokens up to it alone.
+Nobody else changes a sequence's state. A rewind and a fork at any position are exact, because a position's keys
+and values depend on the tokens up to it alone. Sequences with a common beginning share its pages; the last, partly
+filled one is copied when one of its owners goes on.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.pages import PagePool, pages_for
-from headrace.errors import ContextError
+from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
+from headrace.errors import ContextError, InputError
 
 
 class Sequence:
-    """One timeline over pages of a shared pool."""
+    """One timeline over pages of a shared pool.
 
-    def __init__(self, pool: PagePool, context_tokens: int) -> None:
+    salt: what its keys and values depend on besides the model and the tokens; empty for the plain model.
+    """
+
+    def __init__(self, pool: PagePool, context_tokens: int, salt: bytes = b"") -> None:
         self._pool = pool
         self._context_tokens = context_tokens
+        self.salt = salt
         self._pages: list[int] = []
         self._tokens: list[int] = []
 
@@ -52,13 +57,47 @@ class Sequence:
         self.rewind(common)
         return list(tokens[common:])
 
+    def fork(self, length: int | None = None) -> Sequence:
+        """A new sequence of the first `length` tokens, by default all, over the same pages."""
+        length = len(self) if length is None else length
+        if not 0 <= length <= len(self):
+            raise InputError(f"a fork at {length} of a sequence of {len(self)} tokens")
+        other = Sequence(self._pool, self._context_tokens, self.salt)
+        other.adopt(self._tokens[:length], self._pages[: pages_for(length)])
+        return other
+
+    def adopt(self, tokens: Tokens[int], pages: list[int]) -> None:
+        """Begin an empty sequence with `tokens`, which `pages` of other owners hold."""
+        assert not self._tokens, "only an empty sequence adopts"
+        self._pool.share(pages)
+        self.release()  # of what may be reserved
+        self._pages = list(pages)
+        self._tokens = list(tokens)
+
     def reserve(self, count: int) -> None:
-        """Make room for `count` more positions. Raises PagesExhaustedError, changing nothing."""
+        """Make room for `count` more positions, in pages that nobody else reads.
+
+        Raises PagesExhaustedError, ContextError, changing nothing.
+        """
         if count > self.room:
             raise ContextError(len(self) + count, self._context_tokens)
-        missing = pages_for(len(self) + count) - len(self._pages)
-        if missing > 0:
+        missing = max(0, pages_for(len(self) + count) - len(self._pages))
+        last = len(self) // PAGE_TOKENS  # the page of the next position
+        source = self._pages[last] if last < len(self._pages) else None
+        if count == 0 or source is None or self._pool.owners(source) == 1:
             self._pages += self._pool.take(missing)
+            return
+        taken = self._pool.take_beside(source, missing)
+        if len(taken) > missing:
+            own = taken.pop()
+            self._pool.copy(source, own)
+            self._pages[last] = own
+            self._pool.give([source])
+        self._pages += taken
+
+    def trim(self) -> None:
+        """Give back pages that were reserved and hold nothing."""
+        self.rewind(len(self))
 
     def commit(self, tokens: Tokens[int]) -> None:
         """The cache now holds `tokens` at the next positions."""

@@ -106,3 +106,15 @@ def tile_record(
     """The bytes of one tile: cache u8[pages, page_bytes]."""
     index = (layer * shape.num_kv_heads + head) * PAGE_TILES + tile
     return cache[page, index * shape.tile_bytes : (index + 1) * shape.tile_bytes]
+
+
+def page_positions(shape: ModelShape) -> NDArray[np.uint8]:
+    """Which of a page's 64 positions each of its bytes belongs to, u8[page_bytes]."""
+    head_dim, blocks = shape.head_dim, shape.head_dim // 32
+    slots = np.arange(TILE, dtype=np.uint8)
+    keys = np.broadcast_to(slots[None, :, None], (head_dim // 4, TILE, 4))
+    values = np.broadcast_to(slots.reshape(4, 1, 4), (4, head_dim, 4))
+    words = np.broadcast_to(slots[None, :, None], (2 * blocks + 2, TILE, 2))
+    tile = np.concatenate([part.ravel() for part in (keys, values, words)])
+    page = np.concatenate([tile + TILE * i for i in range(PAGE_TILES)])
+    return np.tile(page, shape.num_layers * shape.num_kv_heads).astype(np.uint8)

@@ -1,0 +1,119 @@
+"""What a generation asks of a grammar, and what it makes of the answers: forced spans, and ids that may be picked.
+
+Knows tokens, never text. Whoever implements `Constraint` knows how a grammar is written.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConstraintError
+
+
+class Constraint(Protocol):
+    """Where one generation is in its grammar. Not shared; raises ConstraintError where it cannot go on."""
+
+    @property
+    def can_end(self) -> bool:
+        """Whether what was generated is whole."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is whole and nothing can follow."""
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Tokens that may come next: bit i % 32 of word i // 32 is token i's. End tokens only where it can end."""
+
+    def forced(self) -> list[int]:
+        """Tokens that come next because the grammar allows one text only; empty where it leaves a choice."""
+
+    def advance(self, token: int) -> None:
+        """Take a token that the mask allows."""
+
+    def fork(self) -> Self:
+        """An independent copy, to look ahead with."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+
+
+class Guide:
+    """Leads one generation through its grammar, or, without one, lets everything through."""
+
+    def __init__(
+        self, constraint: Constraint | None, vocab_size: int, end_tokens: frozenset[int]
+    ) -> None:
+        self._constraint = constraint
+        self._vocab_size = vocab_size
+        self._ends = end_tokens
+        self._allowed: NDArray[np.bool_] | None = None
+        self._failed: ConstraintError | None = None
+        self.seconds = 0.0
+        self.forced_tokens = 0
+        self.forced_spans = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but the end can follow."""
+        return self._constraint is not None and self._failed is None and self._constraint.ended
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """bool[vocab], what may be picked next, more than one; None for all. Raises what the last span ran into."""
+        if self._failed is not None:
+            raise self._failed
+        return self._allowed
+
+    def span(self, limit: int) -> list[int]:
+        """The tokens that must come next, at most `limit`, already taken; at the end of a text the lowest end token.
+
+        After it, `allowed` says what may be picked next, unless it is `finished`.
+        """
+        if self._constraint is None:
+            return []
+        start = time.perf_counter()
+        span: list[int] = []
+        try:
+            while len(span) < limit and (more := self._forced(self._constraint, limit - len(span))):
+                span += more
+                if more[-1] in self._ends:
+                    break
+        except ConstraintError as error:
+            self._failed = error
+        self.forced_tokens += len(span)
+        self.forced_spans += bool(span)
+        self.seconds += time.perf_counter() - start
+        return span
+
+    def take(self, token: int) -> None:
+        """A picked token."""
+        if self._constraint is not None:
+            start = time.perf_counter()
+            self._constraint.advance(token)
+            self.seconds += time.perf_counter() - start
+
+    def _forced(self, constraint: Constraint, limit: int) -> list[int]:
+        """Some forced tokens, taken; none where there is a choice, which `allowed` then holds."""
+        if constraint.ended:
+            return sorted(self._ends)[:1]
+        tokens = constraint.forced()[:limit]
+        if not tokens:
+            self._allowed = self.unpacked(constraint.mask())
+            choices = np.count_nonzero(self._allowed)
+            if choices > 1:
+                return []
+            if not choices:
+                raise ConstraintError("no token of the vocabulary can follow", dead_end=True)
+            tokens = [int(self._allowed.argmax())]
+        for token in tokens:
+            constraint.advance(token)
+        return tokens
+
+    def unpacked(self, mask: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """bool[vocab] of a mask."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=self._vocab_size)
+        return bits.view(np.bool_)

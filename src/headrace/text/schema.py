@@ -1,0 +1,264 @@
+"""What is checked of a JSON Schema before a library compiles it, and where in it a refusal's keyword stands.
+
+Owns the bounds, and the schemas that a library would take although no text of finite length, or not only valid ones,
+would follow: see `check`. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from headrace.errors import GrammarError
+
+MAX_BYTES = 512 << 10
+MAX_DEPTH = 100
+MAX_CAUSE = 2000  # characters of a message that are searched for keywords
+MAX_SQUARED_PROPERTIES = (
+    4_000_000  # compiling an object takes time with the square of its properties
+)
+MAX_VISITS = 300_000  # of schemas, in looking for endless recursion
+KIND = "schema"
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+# What a message that does not name its keyword is about.
+_MEANT = {
+    "regex": "pattern",
+    "Regex": "pattern",
+    "Pointer": "$ref",
+    "Resource": "$ref",
+    "anyOf is empty": "enum",
+}
+_WORD = re.compile(r"\$?[A-Za-z]+")
+
+Json = dict[str, Any]
+Place = tuple[
+    Any, ...
+]  # () is the root, else the place above and a key: a pointer is only spelled when it is told
+Schema = Mapping[str, Any] | bool | str
+
+
+def read(schema: Schema) -> Json:
+    """A schema given as a value or as JSON text, checked. Raises GrammarError."""
+    text = schema if isinstance(schema, str) else _dumped(schema)
+    if len(text) > MAX_BYTES:
+        raise GrammarError(KIND, "", f"has {len(text):,} characters; at most {MAX_BYTES:,}")
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(KIND, "", f"is not JSON: {error!s:.200}") from None
+    if value is False:
+        raise GrammarError(KIND, "", "is false: nothing satisfies it")
+    root = {} if value is True else value
+    if not isinstance(root, dict):
+        raise GrammarError(KIND, "", "is neither an object nor a boolean")
+    check(root)
+    return root
+
+
+def _dumped(schema: Mapping[str, Any] | bool) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(KIND, "", f"is not JSON: {error!s:.200}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return out
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def check(root: Json) -> None:
+    """Refuse what is out of bounds, what only endless texts satisfy, and what a grammar cannot say exactly."""
+    _check_values(root)
+    squares = 0
+    for place, node in walk(root):
+        _check_object(place, node)
+        properties = node.get("properties")
+        squares += len(properties) ** 2 if isinstance(properties, dict) else 0
+        if squares > MAX_SQUARED_PROPERTIES:
+            raise _refusal((place, "properties"), "properties: there are too many")
+    if not _Finite(root).holds():
+        raise _refusal(((), "$ref") if "$ref" in root else (), _ENDLESS)
+
+
+_ENDLESS = "only endless texts satisfy it: what it requires leads back to itself"
+
+
+def _refusal(place: Place, cause: str) -> GrammarError:
+    return GrammarError(KIND, pointer(place), cause)
+
+
+def pointer(place: Place) -> str:
+    """A place as a JSON pointer."""
+    parts: list[str] = []
+    while place:
+        place, key = place
+        parts.append(str(key).replace("~", "~0").replace("/", "~1")[:80])
+    return "".join(f"/{part}" for part in reversed(parts))
+
+
+def _check_values(root: Json) -> None:
+    """Depth, and numbers that a grammar, which holds them as doubles, would change."""
+    stack: list[tuple[Place, Any, int]] = [((), root, 1)]
+    while stack:
+        place, value, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise GrammarError(KIND, "", f"is nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            stack += (((place, k), v, depth + 1) for k, v in value.items())
+        elif isinstance(value, list):
+            stack += (((place, i), v, depth + 1) for i, v in enumerate(value))
+        elif isinstance(value, int) and not _exact(value):
+            raise _refusal(place, "the number is no double")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _refusal(place, "the number is too large for a double")
+
+
+def _exact(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _check_object(place: Place, node: Json) -> None:
+    """Repeated keys count once, and a grammar cannot forbid them where they are not named."""
+    least, required = node.get("minProperties"), node.get("required")
+    if not isinstance(least, int) or node.get("additionalProperties") is False:
+        return
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if least - named > 1:
+        cause = f"minProperties: at most one more than is required ({named}) where keys are free"
+        raise _refusal((place, "minProperties"), cause)
+
+
+def walk(root: Json) -> Iterator[tuple[Place, Json]]:
+    """Every subschema that is an object, with its place; the root first."""
+    stack: list[tuple[Place, Any]] = [((), root)]
+    while stack:
+        place, node = stack.pop()
+        if not isinstance(node, dict):
+            continue
+        yield place, node
+        below: list[tuple[Place, Any]] = [((place, k), node[k]) for k in _SINGLE if k in node]
+        for key in _LISTS:
+            if isinstance(node.get(key), list):
+                below += [(((place, key), i), v) for i, v in enumerate(node[key])]
+        for key in _MAPS:
+            if isinstance(node.get(key), dict):
+                below += [(((place, key), k), v) for k, v in node[key].items()]
+        stack += reversed(below)
+
+
+def find(root: Json, cause: str) -> Place:
+    """The first keyword that a cause names, best with the value that it quotes; the root where there is none."""
+    cause = cause[:MAX_CAUSE]
+    nodes = list(walk(root))
+    meant = [keyword for sign, keyword in _MEANT.items() if sign in cause]
+    words = dict.fromkeys([*meant, *_WORD.findall(cause)])
+    keywords = [w for w in words if any(w in node for _, node in nodes)]
+    for quoted in (True, False):
+        for keyword in keywords:
+            for place, node in nodes:
+                if keyword in node and (not quoted or _quotes(cause, node[keyword])):
+                    return (place, keyword)
+    return ()
+
+
+def _quotes(cause: str, value: Any) -> bool:
+    return isinstance(value, str | int | float) and str(value).strip("#")[:100] in cause
+
+
+class _Finite:
+    """Whether a text of finite length can satisfy a schema: the least set of references that have one."""
+
+    def __init__(self, root: Json) -> None:
+        self._root = root
+        self._visits = 0
+        refs = {n["$ref"]: None for _, n in walk(root) if isinstance(n.get("$ref"), str)}
+        self._targets = {ref: self._target(ref) for ref in refs}
+        self._known = {ref for ref, node in self._targets.items() if node is None}
+
+    def holds(self) -> bool:
+        order = [ref for ref in self._targets if ref not in self._known]
+        while True:
+            left = [ref for ref in order if not self._found(ref)]
+            if len(left) == len(order):
+                return self._node(self._root)
+            order = left[::-1]
+
+    def _found(self, ref: str) -> bool:
+        if self._node(self._targets[ref]):
+            self._known.add(ref)
+        return ref in self._known
+
+    def _target(self, ref: str) -> Any:
+        """The schema of a pointer into this document; None for what the library has to judge."""
+        if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
+            return None
+        node: Any = self._root
+        for part in ref.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+                node = node[int(part)]
+            elif isinstance(node, dict) and part in node:
+                node = node[part]
+            else:
+                return None
+        return node
+
+    def _node(self, node: Any) -> bool:
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise GrammarError(KIND, "", "$ref: references lead through too many schemas")
+        if not isinstance(node, dict):
+            return True  # false, too: the library refuses it, and knows why
+        if "const" in node or "enum" in node:
+            return True
+        if isinstance(node.get("$ref"), str) and node["$ref"] not in self._known:
+            return False
+        if not all(map(self._node, _list(node, "allOf"))):
+            return False
+        for key in ("anyOf", "oneOf"):
+            options = _list(node, key)
+            if options and not any(map(self._node, options)):
+                return False
+        types = node.get("type", _TYPES)
+        return any(self._type(node, t) for t in ([types] if isinstance(types, str) else types))
+
+    def _type(self, node: Json, name: str) -> bool:
+        if name == "object":
+            named = node.get("properties")
+            known = named if isinstance(named, dict) else {}
+            rest = node.get("additionalProperties", True)
+            return all(self._node(known.get(key, rest)) for key in _list(node, "required"))
+        if name == "array" and isinstance(node.get("minItems"), int):
+            first, items = _list(node, "prefixItems"), node.get("items", True)
+            if isinstance(items, list):
+                first, items = items, node.get("additionalItems", True)
+            needed = first[: node["minItems"]]
+            return all(map(self._node, needed)) and (
+                len(first) >= node["minItems"] or self._node(items)
+            )
+        return True
+
+
+def _list(node: Json, key: str) -> list[Any]:
+    value = node.get(key)
+    return value if isinstance(value, list) else []
