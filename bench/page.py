@@ -176,8 +176,8 @@ def _constrain(figures: Figures) -> Iterator[str]:
         refused = sum(facts["refused"].values())
         causes = "; ".join(f"{cause} ({n})" for cause, n in facts["refused"].items())
         yield (
-            f"{facts['set']}: {facts['compiled']} of {facts['schemas']} schemas are compiled, the others refused. The most "
-            f"frequent causes ({refused}): {causes}."
+            f"{facts['set']}: {facts['compiled']} of {facts['schemas']} schemas are compiled, the others refused. "
+            f"The most frequent causes ({refused}): {causes}."
         )
     shares = [r for r in rows if r.measure == SHARE_OF_DECODE]
     head = ["", "share", "a token", "forced", "tok/s", "tok/s without"]

@@ -25,7 +25,9 @@ PREFILL, RAW = "prefill 512", "raw reads"
 CONTEXT, PROMPT = 2048, 16
 LANES = (1, 2, 4, 8, 16)
 MIB = 1 << 20
-PATIENCE = 900.0  # seconds of a sample of headrace, which comes to its end; those of peers are cut off
+PATIENCE = (
+    900.0  # seconds of a sample of headrace, which comes to its end; those of peers are cut off
+)
 # neurostream's own budgets, of the limit: the rest is Python, torch and activations.
 ARENA_BYTES, UNBUDGETED_BYTES = 64 * MIB, 600 * MIB
 

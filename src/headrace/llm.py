@@ -253,9 +253,9 @@ class LLM:
     ) -> Grammar:
         """What an answer has to be, compiled once for many generations (their `grammar`). Exactly one of:
 
-        schema: a JSON Schema, as a value or as JSON text, or "@" and the name of one that the model carries. regex: an expression that the whole answer matches.
-        grammar: EBNF in Lark's notation, or GBNF. Raises GrammarError, which names the keyword, for what cannot be
-        followed exactly.
+        schema: a JSON Schema, as a value or as JSON text, or "@" and the name of one that the model carries. regex: an
+        expression that the whole answer matches. grammar: EBNF in Lark's notation, or GBNF. Raises GrammarError, which
+        names the keyword, for what cannot be followed exactly.
         """
         if sum(given is not None for given in (schema, regex, grammar)) != 1:
             raise InputError("give one of schema, regex and grammar")

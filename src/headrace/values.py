@@ -114,9 +114,9 @@ class GenerationStats:
     """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
 
     Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again, and
-    `unread_tokens` were not reached before the generation was cancelled, or had no choice left. `prefill_seconds` end with the first
-    token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was drawn
-    and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
+    `unread_tokens` were not reached before the generation was cancelled, or had no choice left. `prefill_seconds` end
+    with the first token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was
+    drawn and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
     picked, and each of the `forced_spans` was read in one pass. `constraint_seconds` went into following the grammar.
     """
 

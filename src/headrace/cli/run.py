@@ -111,8 +111,8 @@ class GrammarFlags:
     json_schema: Annotated[
         str | None,
         _about(
-            "Answer in JSON that this schema allows: a file, the schema's text, which begins with {, or @ and the name of one "
-            "that the model carries (headrace schema)."
+            "Answer in JSON that this schema allows: a file, the schema's text, which begins with {, or @ and the "
+            "name of one that the model carries (headrace schema)."
         ),
     ] = None
     regex: Annotated[
