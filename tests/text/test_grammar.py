@@ -351,3 +351,33 @@ def test_a_vocabulary_without_an_end() -> None:
     assert allowed(walk) == set(tokenizer.encode("b"))
     walk.advance(tokenizer.encode("b")[0])
     assert walk.ended
+
+
+def deep(rules: int, nested: int) -> str:
+    """A grammar of rules that follow from each other, each with groups in groups."""
+    links = (f"r{i}: " + '("a" ' * nested + f"r{i + 1}" + ")?" * nested for i in range(rules))
+    return "\n".join(["start: r0", *links, f'r{rules}: "b"'])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        deep(20_000, 0).replace("r", "R").replace("staRt", "start"),
+        deep(20_000, 0),
+        deep(1000, 20),
+        "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(2500)) + 'r2500 ::= "b"\n',
+    ],
+    ids=["terminals", "rules", "groups", "gbnf"],
+)
+def test_deep_grammars_are_not_too_much_for_a_stack(
+    compiler: GrammarCompiler, letters: Tokenizer, text: str
+) -> None:
+    walk = compiler.ebnf(text).start()
+    walk.advance(letters.encode("a" if "(" in text else "b")[0])
+    assert walk.can_end
+
+
+def test_long_gbnf_is_refused(compiler: GrammarCompiler) -> None:
+    text = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(20_000))
+    with pytest.raises(GrammarError, match="in GBNF"):
+        compiler.ebnf(text)

@@ -12,6 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 KEPT = 64  # compiled grammars of one model
 MAX_BYTES = 512 << 10
+MAX_GBNF_BYTES = 64 << 10
+STACK_BYTES = 1 << 30  # of the thread that compiles
+_STACK_SIZE = threading.Lock()  # one setting for all threads of a process
 # A space after a comma or a colon is a choice; there is no other whitespace between the parts of a document.
 _JSON: Any = {
     "whitespace_flexible": False,
@@ -178,6 +182,9 @@ class GrammarCompiler:
     def ebnf(self, text: str) -> Grammar:
         """EBNF in Lark's notation, or in GBNF. Raises GrammarError."""
         _check_text("grammar", text)
+        if "::=" in text and len(text) > MAX_GBNF_BYTES:  # converting takes time with its square
+            cause = f"has {len(text):,} characters; at most {MAX_GBNF_BYTES:,} in GBNF"
+            raise GrammarError("grammar", "", cause)
         try:
             lark = any_to_lark(text)
         except RecursionError:
@@ -193,7 +200,7 @@ class GrammarCompiler:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-            grammar = self._compile(kind, text, lower, find)
+            grammar = _on_a_deep_stack(kind, lambda: self._compile(kind, text, lower, find))
             self._kept[key] = grammar
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -245,6 +252,32 @@ def _limits() -> llguidance.LLParserLimits:
         max_grammar_size=500_000,
         verbose_errors=False,
     )
+
+
+def _on_a_deep_stack(kind: Kind, compile_: Callable[[], T]) -> T:
+    """The library recurses along references, as deep as a text within the bounds can nest them.
+
+    Its thread's stack is address space; memory is taken as it is used. Raises GrammarError where there is none.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(compile_())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _STACK_SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+        except (RuntimeError, MemoryError):
+            raise GrammarError(kind, "", "there is no memory to compile it") from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return done.result()
 
 
 def _check_text(kind: Kind, text: str) -> None:
