@@ -192,8 +192,9 @@ class PythonLanes:
 
     def drain(self) -> None:
         with self._changed:
+            self._changed.notify_all()  # for a `submit` that was interrupted before it did
             self._changed.wait_for(lambda: self.pending() == 0)
-            self._missing = [0] * len(self._state)  # of a `submit` that was interrupted
+            self._missing = [0] * len(self._state)  # of one that was interrupted earlier
 
     def failure(self, slot: int, /) -> tuple[int, int]:
         return self._failures[slot] or (0, 0)
