@@ -186,7 +186,7 @@ def _constrain(figures: Figures) -> Iterator[str]:
 
 
 def _percentiles(row: Row) -> list[str]:
-    counted = row.settings.get("tokens", row.settings["compiled"])
+    counted = row.settings["tokens" if row.measure == MASK else "compiled"]
     return [row.measure, *(f"{row.samples[i]:.6f}" for i in (50, 90, 99, 100)), f"{counted:,}"]
 
 
