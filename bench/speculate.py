@@ -15,7 +15,7 @@ from headrace.llm import LLM, Completion
 MODES: tuple[Speculate, ...] = ("off", "auto", 2, 4, 8)
 MAX_TOKENS = 200
 
-CODE = '''def average(values):
+CODE = """def average(values):
     total = 0
     count = 0
     for value in values:
@@ -40,7 +40,7 @@ def smallest(values):
         if value < best:
             best = value
     return best
-'''
+"""
 ARTICLE = """The lighthouse at the end of the harbour was built in 1874, after a winter in which eleven fishing boats were lost
 on the rocks. Its lamp burned whale oil for the first nine years and paraffin after that, and a keeper with two assistants lived
 in the tower all year round. In 1931 the lamp was connected to the town's electric supply, and the assistants left. The last

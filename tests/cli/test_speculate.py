@@ -16,7 +16,9 @@ def model(tiny_artifact: Callable[[str], Artifact]) -> str:
 
 
 def asked(capsys: pytest.CaptureFixture[str], model: str, *flags: str) -> tuple[int, str, str]:
-    code = execute(("run", model, "--prompt", "abcabcabcabc", "--greedy", "--max-tokens", "60", *flags))
+    code = execute(
+        ("run", model, "--prompt", "abcabcabcabc", "--greedy", "--max-tokens", "60", *flags)
+    )
     out, err = capsys.readouterr()
     return code, out, err
 

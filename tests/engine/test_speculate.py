@@ -41,7 +41,10 @@ def test_the_latest_of_the_longest_is_found(
     tokens: list[int], steps: list[int], limit: int
 ) -> None:
     """However much the history grows between calls."""
-    lookup, length = Lookup(4096), 0  # so large that no two n-grams share a place, or it would find less
+    lookup, length = (
+        Lookup(4096),
+        0,
+    )  # so large that no two n-grams share a place, or it would find less
     for step in steps:
         length = min(length + step, len(tokens))
         found = lookup.propose(tokens[:length], limit)

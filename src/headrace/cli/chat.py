@@ -87,8 +87,10 @@ class _Chat:
         asked = [*self._messages, Message("user", line)]
         try:
             ids = self._llm.chat_ids(asked)
-            how = {"grammar": self._grammar, "speculate": self._speculate}
-            answer(self._llm, self._llm.stream_ids(ids, self._sampling, **how))
+            pieces = self._llm.stream_ids(
+                ids, self._sampling, grammar=self._grammar, speculate=self._speculate
+            )
+            answer(self._llm, pieces)
         except (ContextError, PromptSizeError) as error:
             print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)
             return

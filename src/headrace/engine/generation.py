@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.constraint import Constraint, Guide
+from headrace.engine.pages import PagesExhaustedError
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence, Work
 from headrace.engine.speculate import Speculation
-from headrace.errors import CancelledError, PagesExhaustedError
+from headrace.errors import CancelledError
 from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
 
 if TYPE_CHECKING:
@@ -124,9 +125,7 @@ class Generation:
             unread = unread[: max(1, self._prompt_tokens - len(self._sequence))]
         part, more = next(self._engine.chunks(unread))
         self._drafts = self._proposed() if draft and len(part) == len(self._unread) else []
-        return Work(
-            self._sequence, [*part, *self._drafts], more=more, wanted=1 + len(self._drafts)
-        )
+        return Work(self._sequence, [*part, *self._drafts], more=more, wanted=1 + len(self._drafts))
 
     def _proposed(self) -> list[int]:
         """Drafts that may be read behind what is due: not with a prompt, and none that could not become a token."""

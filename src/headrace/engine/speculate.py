@@ -17,7 +17,9 @@ from headrace.kernels.program import LOGIT_ROWS
 Speculate = Literal["auto", "off"] | int  # a number is that many drafts, always
 
 DEFAULT_SPECULATE: Speculate = "off"
-MAX_DEPTH = LOGIT_ROWS - 1  # drafts of one pass: the pass gives logits for each, and for the token in front
+MAX_DEPTH = (
+    LOGIT_ROWS - 1
+)  # drafts of one pass: the pass gives logits for each, and for the token in front
 AUTO_DEPTH = 8  # most that "auto" tries
 NGRAMS = (4, 3, 2)  # tokens that have to come again, the longest first
 
@@ -84,7 +86,9 @@ class Depth:
     def __init__(self, most: int = AUTO_DEPTH) -> None:
         self._most = most
         self._share = 0.5  # of drafts that were right
-        self._times: dict[int, tuple[float, int]] = {}  # rows of a pass: seconds, and the number of the last such pass
+        self._times: dict[
+            int, tuple[float, int]
+        ] = {}  # rows of a pass: seconds, and the number of the last such pass
         self._passes = 0
 
     def judged(self, right: int, wrong: int) -> None:
@@ -141,7 +145,9 @@ class Speculation:
         self._vocab_size = vocab_size
         self._fixed = depth
         self._depth = Depth()
-        self._unread: tuple[int, int] | None = None  # where a draft would be that was not read, and the draft
+        self._unread: tuple[int, int] | None = (
+            None  # where a draft would be that was not read, and the draft
+        )
         self._start = 0.0
         self.drafted = 0
         self.accepted = 0
