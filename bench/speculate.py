@@ -41,13 +41,16 @@ def smallest(values):
             best = value
     return best
 """
-ARTICLE = """The lighthouse at the end of the harbour was built in 1874, after a winter in which eleven fishing boats were lost
-on the rocks. Its lamp burned whale oil for the first nine years and paraffin after that, and a keeper with two assistants lived
-in the tower all year round. In 1931 the lamp was connected to the town's electric supply, and the assistants left. The last
-keeper, Anna Lindqvist, stayed until 1968, when a clock took over the switching of the light. She wrote down the weather every
-morning for thirty-four years, and her notebooks are now read by people who study how storms on this coast have changed. The
-town bought the tower in 1990 for one crown, repaired the stairs, and opened a museum in the keeper's rooms. About twenty
-thousand people climb the tower every summer, and the fishing boats still steer by its light when they come home at night."""
+ARTICLE = """The lighthouse at the end of the harbour was built in 1874, after a winter in which eleven
+fishing boats were lost on the rocks. Its lamp burned whale oil for the first nine years and
+paraffin after that, and a keeper with two assistants lived in the tower all year round. In 1931
+the lamp was connected to the town's electric supply, and the assistants left. The last keeper,
+Anna Lindqvist, stayed until 1968, when a clock took over the switching of the light. She wrote
+down the weather every morning for thirty-four years, and her notebooks are now read by people
+who study how storms on this coast have changed. The town bought the tower in 1990 for one
+crown, repaired the stairs, and opened a museum in the keeper's rooms. About twenty thousand
+people climb the tower every summer, and the fishing boats still steer by its light when they
+come home at night."""
 TASKS = {
     "code editing": f"Rename the function average to mean and print the whole file again.\n\n```python\n{CODE}```",
     "summarising": f"Summarise this text in a few sentences.\n\n{ARTICLE}",

@@ -63,7 +63,7 @@ def test_what_shares_a_place_is_not_confused() -> None:
 def test_a_longer_match_comes_before_a_later_one() -> None:
     history = [1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4]
     assert Lookup(64).propose(history, 2) == [50, 9]
-    assert Lookup(64).propose(history[5:9] + [8, 3, 4], 3) == [60, 8, 3]
+    assert Lookup(64).propose([*history[5:9], 8, 3, 4], 3) == [60, 8, 3]
     assert Lookup(64).propose([1, 2, 3], 4) == []
 
 

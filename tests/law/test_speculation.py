@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -234,7 +235,7 @@ def test_an_end_inside_a_draft(tiny_artifact: Get) -> None:
             if plain.reason != "stop" or len(plain.tokens) < 3:
                 continue
             found += 1
-            whole = recorded(plain) + [END, 1, 2, 3, 4, 5, 6, 7, 8]
+            whole = [*recorded(plain), END, 1, 2, 3, 4, 5, 6, 7, 8]
             for depth in (1, 2, 7, 8):
                 right = Script(whole, lambda call: None)
                 assert run(engine, params, depth, right) == plain
@@ -258,18 +259,16 @@ def test_a_cancelled_pass_takes_its_drafts_back(tiny_artifact: Get) -> None:
     with opened(tiny_artifact("llama"), "reference", chunk=60) as engine:
         whole = recorded(run(engine, SAMPLED))
         for number in (70, 75, 83, 90):
-            asked, tokens, sequence = 0, [], engine.new_sequence()
-
-            def cancel() -> bool:
-                nonlocal asked
-                asked += 1
-                return asked > number
-
-            drafter = Script(whole, lambda call: None)
-            for token in engine.generate(
-                PROMPT, SAMPLED, sequence=sequence, cancel=cancel, speculate=4, drafter=drafter
-            ):
-                tokens.append(token.id)
+            sequence, calls = engine.new_sequence(), count(1)
+            steps = engine.generate(
+                PROMPT,
+                SAMPLED,
+                sequence=sequence,
+                cancel=lambda calls=calls, number=number: next(calls) > number,
+                speculate=4,
+                drafter=Script(whole, lambda call: None),
+            )
+            tokens = [token.id for token in steps]
             assert tokens == whole[len(PROMPT) :][: len(tokens)]
             assert 0 < len(tokens) < 24
             assert sequence.tokens == tuple(whole[: len(PROMPT) + len(tokens) - 1])
@@ -312,15 +311,11 @@ def test_no_room_for_drafts_is_no_failure(tiny_artifact: Get) -> None:
             mates = [engine.new_sequence() for _ in range(3)]  # three of the four pages
             for mate in mates:
                 engine.read(mate, [1])
-            tokens = []
+            tokens: list[int] = []
+            right = Script(whole, lambda call: None)
+            steps = engine.generate(PROMPT, SAMPLED, speculate=depth, drafter=right)
             with pytest.raises(PagesExhaustedError):
-                for token in engine.generate(
-                    PROMPT,
-                    SAMPLED,
-                    speculate=depth,
-                    drafter=Script(whole, lambda call: None),
-                ):
-                    tokens.append(token.id)
+                tokens.extend(token.id for token in steps)
             ends.append(tokens)
     assert ends[0] == ends[1]
     assert len(ends[0]) == 64 - len(PROMPT) + 1

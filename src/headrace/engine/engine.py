@@ -346,9 +346,9 @@ class Engine:
         left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
         engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
         sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
-        generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that are read along, a
-        number, or "auto" for as many as pay, which changes no token either; drafter: in place of `Lookup`. Raises
-        ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token, SettingError.
+        generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
+        are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
+        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")

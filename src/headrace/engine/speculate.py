@@ -81,14 +81,13 @@ class Lookup:
 
 
 class Depth:
-    """How many drafts to read along: as many as promise most tokens a second, by what passes took and drafts came to."""
+    """How many drafts to read along: what promises most tokens a second, by passes' times and drafts' fates."""
 
     def __init__(self, most: int = AUTO_DEPTH) -> None:
         self._most = most
         self._share = 0.5  # of drafts that were right
-        self._times: dict[
-            int, tuple[float, int]
-        ] = {}  # rows of a pass: seconds, and the number of the last such pass
+        # Rows of a pass: seconds, and the number of the last such pass.
+        self._times: dict[int, tuple[float, int]] = {}
         self._passes = 0
 
     def judged(self, right: int, wrong: int) -> None:
