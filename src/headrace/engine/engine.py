@@ -348,7 +348,8 @@ class Engine:
         sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
         generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
         are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
-        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token, SettingError.
+        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
+        token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")

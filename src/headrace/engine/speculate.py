@@ -102,7 +102,10 @@ class Depth:
         self._times[rows] = before + (seconds - before) * TIME_RATE, self._passes
 
     def best(self) -> int:
-        """Drafts for the next pass; 0 where they would not pay, or where a plain pass has to be timed."""
+        """Drafts for the next pass; 0 where they would not pay, or where a plain pass has to be timed.
+
+        At most one row more than was timed: what rows take has steps, and the first that does not pay is the end.
+        """
         known = {
             rows: seconds
             for rows, (seconds, last) in sorted(self._times.items())
@@ -112,7 +115,7 @@ class Depth:
             return 0
         best, most = 0, GAIN / max(known[1], 1e-9)
         tokens = 1.0
-        for depth in range(1, self._most + 1):
+        for depth in range(1, min(self._most, max(known)) + 1):
             tokens += self._share**depth
             rate = tokens / max(_seconds(depth + 1, known), 1e-9)
             if rate > most:
