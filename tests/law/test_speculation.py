@@ -8,6 +8,7 @@ from collections.abc import Sequence as Tokens
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -208,6 +209,19 @@ def test_every_tier(tiny_artifact: Get, kernels: str) -> None:
 def test_mixtures(tiny_artifact: Get, family: str, experts: StreamOptions | None) -> None:
     with opened(tiny_artifact(family), experts=experts) as engine:
         check(engine, replace(SAMPLED, max_tokens=12), (2, 8, "auto"))
+
+
+def test_nothing_is_drafted_while_routes_are_traced(tiny_artifact: Get, tmp_path: Path) -> None:
+    """A trace holds what tokens chose, and nothing of drafts that were refused."""
+    traces = []
+    for depth in (0, 4):
+        path = tmp_path / str(depth)
+        with Engine(tiny_artifact("mixtral"), max_context=128, trace_routes=path) as engine:
+            list(engine.generate(PROMPT, SAMPLED, speculate=depth, drafter=Always(1, 2, 3)))
+            assert engine.stats is not None
+            assert engine.stats.drafted_tokens == 0
+        traces.append(path.read_bytes())
+    assert traces[0] == traces[1]
 
 
 @pytest.mark.parametrize("room", range(2, 12))
