@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import ablations, constrain, load, quality, report, speed, step_profile, stream
+from bench import (
+    ablations,
+    constrain,
+    load,
+    quality,
+    report,
+    speculate,
+    speed,
+    step_profile,
+    stream,
+)
 from bench.cgroup import GroupError
 from bench.process import WorkerError
 from bench.rows import RowError
@@ -20,6 +30,7 @@ MEASURES = {
     "stream": stream.measure,
     "ablations": ablations.measure,
     "constrain": constrain.measure,
+    "speculate": speculate.measure,
 }
 
 

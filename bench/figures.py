@@ -16,7 +16,17 @@ from bench.step_profile import OPERATION, SHARE
 from bench.systems import HEADRACE
 
 # Of rows; bandwidth is recorded with speed.
-FILES = ("speed", "load", "quality", "profile", "stream", "ablations", "routes", "constrain")
+FILES = (
+    "speed",
+    "load",
+    "quality",
+    "profile",
+    "stream",
+    "ablations",
+    "routes",
+    "constrain",
+    "speculate",
+)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ KINDS = (
     "stream",
     "ablation",
     "constrain",
+    "speculate",
 )
 
 

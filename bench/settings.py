@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "report")
+PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "report")  # fmt: skip
 
 
 @dataclass(frozen=True)

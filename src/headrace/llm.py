@@ -25,6 +25,7 @@ from headrace.artifact.schemas import find_schema
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
+from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
@@ -60,11 +61,23 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """And what the answer has to be: at most one of these. See `LLM.compile`."""
+    """And what the answer has to be: at most one of schema, regex and grammar. See `LLM.compile`.
+
+    speculate: how many tokens are drafted from the prompt and the answer and read along: a number, "auto" for as many
+    as pay, or "off". The answer is the same.
+    """
 
     schema: Schema | None
     regex: str | None
     grammar: str | Grammar | None
+    speculate: Speculate
+
+
+class _How(TypedDict, total=False):
+    """What the engine gets beside a prompt and how to pick."""
+
+    grammar: Grammar | None
+    speculate: Speculate
 
 
 @dataclass(frozen=True)
@@ -215,9 +228,9 @@ class LLM:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Answer a user's prompt, or with `raw` continue the text as it stands."""
-        sampling, grammar = self._split(options)
+        sampling, how = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self._complete(ids, sampling, continues=raw, grammar=grammar)
+        return self._complete(ids, sampling, continues=raw, **how)
 
     def stream(
         self,
@@ -228,21 +241,21 @@ class LLM:
         **options: Unpack[GenerateOptions],
     ) -> Generator[str, None, None]:
         """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
-        sampling, grammar = self._split(options)
+        sampling, how = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
-        return self.stream_ids(ids, sampling, continues=raw, grammar=grammar)
+        return self.stream_ids(ids, sampling, continues=raw, **how)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
         """The next turn of a conversation. `stats.reused_tokens` of it were in the KV cache."""
-        sampling, grammar = self._split(options)
-        return self._complete(self.chat_ids(messages), sampling, grammar=grammar)
+        sampling, how = self._split(options)
+        return self._complete(self.chat_ids(messages), sampling, **how)
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
     ) -> Generator[str, None, None]:
         """As `chat`, in pieces of text."""
-        sampling, grammar = self._split(options)
-        return self.stream_ids(self.chat_ids(messages), sampling, grammar=grammar)
+        sampling, how = self._split(options)
+        return self.stream_ids(self.chat_ids(messages), sampling, **how)
 
     def compile(
         self,
@@ -269,17 +282,24 @@ class LLM:
             return self._grammars.schema(schema)
         return self._grammars.ebnf(grammar or "") if regex is None else self._grammars.regex(regex)
 
-    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, Grammar | None]:
+    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, _How]:
         """Options as values. Raises SettingError, InputError or GrammarError."""
-        sampling = {k: v for k, v in options.items() if k not in _CONSTRAINTS}
+        others = {*_CONSTRAINTS, "speculate"}
+        params = SamplingParams(**{k: v for k, v in options.items() if k not in others})  # type: ignore[arg-type]
+        how: _How = {"grammar": self._grammar(options)}
+        if "speculate" in options:
+            depth_of(options["speculate"])
+            how["speculate"] = options["speculate"]
+        return params, how
+
+    def _grammar(self, options: GenerateOptions) -> Grammar | None:
         given = {k: v for k, v in options.items() if k in _CONSTRAINTS and v is not None}
-        params = SamplingParams(**sampling)  # type: ignore[arg-type]
         grammar = options.get("grammar")
         if grammar is None or isinstance(grammar, str) or len(given) > 1:
-            return params, self.compile(**given) if given else None  # type: ignore[arg-type]
+            return self.compile(**given) if given else None  # type: ignore[arg-type]
         if getattr(grammar, "vocabulary", None) is not self.tokenizer:
             raise InputError("the grammar is neither text nor compiled by this model")
-        return params, grammar
+        return grammar
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
@@ -325,8 +345,8 @@ class LLM:
 
     def generate_ids(self, ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """As `generate`, after a prompt of token ids."""
-        sampling, grammar = self._split(options)
-        return self._complete(list(ids), sampling, grammar=grammar)
+        sampling, how = self._split(options)
+        return self._complete(list(ids), sampling, **how)
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
@@ -352,9 +372,11 @@ class LLM:
         continues: bool = False,
         reuse: bool = True,
         grammar: Grammar | None = None,
+        speculate: Speculate = DEFAULT_SPECULATE,
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; reuse: see `Engine.generate`."""
-        return self._pieces(_ids(ids), sampling, continues, grammar, reuse)
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
+        depth_of(speculate)
+        return self._pieces(_ids(ids), sampling, continues, grammar, speculate, reuse)
 
     def _complete(
         self,
@@ -363,8 +385,9 @@ class LLM:
         *,
         continues: bool = False,
         grammar: Grammar | None = None,
+        speculate: Speculate = DEFAULT_SPECULATE,
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, grammar)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, grammar, speculate)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
@@ -375,6 +398,7 @@ class LLM:
         sampling: SamplingParams,
         continues: bool,
         grammar: Grammar | None,
+        speculate: Speculate,
         reuse: bool = True,
     ) -> Generator[str, None, None]:
         with self._own_turn():
@@ -387,6 +411,7 @@ class LLM:
                 cancel=self._cancelled.is_set,
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
+                speculate=speculate,
             )
             self._steps = steps
             try:

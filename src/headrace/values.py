@@ -118,6 +118,8 @@ class GenerationStats:
     with the first token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was
     drawn and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
     picked, and each of the `forced_spans` was read in one pass. `constraint_seconds` went into following the grammar.
+    Of `drafted_tokens` that were read on suspicion, `accepted_tokens` were what followed; they differ where "auto"
+    decides by the clock, and nothing else does.
     """
 
     prompt_tokens: int
@@ -134,6 +136,8 @@ class GenerationStats:
     forced_tokens: int = 0
     forced_spans: int = 0
     constraint_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def read_tokens(self) -> int:

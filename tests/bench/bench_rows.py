@@ -135,3 +135,6 @@ def stream_rows() -> Iterator[Row]:
         yield row("constrain", measure, unit="s", samples=tuple(i / 1e5 for i in range(101)), settings=asked)  # fmt: skip
     cost = {"sampled": False, "tokens": 100, "forced": 20, "spans": 7, "microseconds": 80.0, "rate": 90.0, "free_rate": 80.0}  # fmt: skip
     yield row("constrain", "share of the decode time", unit="share", samples=(0.01,), settings=cost)
+    for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
+        drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
+        yield row("speculate", "code editing", samples=(rate,), settings=drafts)

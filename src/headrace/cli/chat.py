@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli import stats
 from headrace.cli.answer import answer
+from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate
 from headrace.errors import (
     CancelledError,
     ConstraintError,
@@ -32,9 +33,10 @@ def chat(
     system: str | None,
     sampling: SamplingParams,
     grammar: Grammar | None = None,
+    speculate: Speculate = DEFAULT_SPECULATE,
 ) -> int:
     """Read and answer turns until the end of input; the exit code. grammar: what every answer has to be."""
-    return _Chat(llm, facts, system, sampling, grammar).run()
+    return _Chat(llm, facts, system, sampling, grammar, speculate).run()
 
 
 class _Chat:
@@ -45,11 +47,13 @@ class _Chat:
         system: str | None,
         sampling: SamplingParams,
         grammar: Grammar | None,
+        speculate: Speculate,
     ) -> None:
         self._llm = llm
         self._facts = facts
         self._sampling = sampling
         self._grammar = grammar
+        self._speculate = speculate
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
         self._editor = _editor()
@@ -83,7 +87,10 @@ class _Chat:
         asked = [*self._messages, Message("user", line)]
         try:
             ids = self._llm.chat_ids(asked)
-            answer(self._llm, self._llm.stream_ids(ids, self._sampling, grammar=self._grammar))
+            pieces = self._llm.stream_ids(
+                ids, self._sampling, grammar=self._grammar, speculate=self._speculate
+            )
+            answer(self._llm, pieces)
         except (ContextError, PromptSizeError) as error:
             print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)
             return

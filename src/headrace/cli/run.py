@@ -19,8 +19,9 @@ from headrace.cli import progress, stats
 from headrace.cli.answer import answer
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.cli.prefix_options import DEFAULT_PREFIX, PrefixOptions
-from headrace.cli.whole import WHOLE
+from headrace.cli.whole import WHOLE, WHOLE_AUTO_OR_OFF
 from headrace.engine.prefix_disk import DiskOptions
+from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
@@ -148,6 +149,7 @@ def run(
     raw: Flag = False,
     sampling: SamplingFlags = NO_FLAGS,
     constraint: GrammarFlags = NO_GRAMMAR,
+    speculate: Annotated[Speculate, WHOLE_AUTO_OR_OFF] = DEFAULT_SPECULATE,
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
@@ -173,6 +175,9 @@ def run(
         A system message in front of the prompt or the chat.
     raw
         Continue the prompt as it stands, without the chat template.
+    speculate
+        Tokens to draft from the prompt and the answer and to check together: a number up to 15, auto for as many as
+        pay, or off. The answer is the same.
     threads
         Threads of the kernels; every usable processor if not set.
     kernels
@@ -185,6 +190,7 @@ def run(
         Print the fingerprint in place of the answer; needs a prompt.
     """
     params = sampling.params()
+    depth_of(speculate)
     system = None if system is None else _utf8(system)
     if stats_json is not None:
         stats.check_writable(stats_json)
@@ -203,9 +209,9 @@ def run(
     ) as (llm, facts):
         grammar = constraint.compiled(llm)
         if text is None:
-            return _chat(llm, facts, system, params, grammar)
+            return _chat(llm, facts, system, params, grammar, speculate)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        pieces = llm.stream_ids(ids, params, continues=raw, grammar=grammar)
+        pieces = llm.stream_ids(ids, params, continues=raw, grammar=grammar, speculate=speculate)
         code = answer(llm, pieces, quiet=digest)
         return _report(llm, facts, code, stats_json, digest)
 
@@ -311,7 +317,8 @@ def _chat(
     system: str | None,
     sampling: SamplingParams,
     grammar: Grammar | None,
+    speculate: Speculate,
 ) -> int:
     from headrace.cli import chat
 
-    return chat.chat(llm, facts, system, sampling, grammar)
+    return chat.chat(llm, facts, system, sampling, grammar, speculate)

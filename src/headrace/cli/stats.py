@@ -57,6 +57,9 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
     if stats.forced_tokens:
         spans = _count(stats.forced_spans, "span")
         yield f"grammar: {_count(stats.forced_tokens, 'token')} forced in {spans}, {stats.constraint_seconds:.2f} s"
+    if stats.drafted_tokens:
+        share = stats.accepted_tokens / stats.drafted_tokens
+        yield f"drafts: {stats.accepted_tokens:,} of {_count(stats.drafted_tokens, 'token')} accepted ({share:.0%})"
     clipped = [f"{site} {count:,}" for site, count in stats.saturations.items() if count]
     if clipped:
         yield f"saturated values: {', '.join(clipped)}"

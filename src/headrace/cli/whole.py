@@ -21,5 +21,10 @@ def _auto(kind: Any, tokens: Sequence[Token]) -> Literal["auto"] | int:
     return "auto" if tokens[0].value == "auto" else _whole(kind, tokens)
 
 
+def _auto_or_off(kind: Any, tokens: Sequence[Token]) -> Literal["auto", "off"] | int:
+    return "off" if tokens[0].value == "off" else _auto(kind, tokens)
+
+
 WHOLE = Parameter(converter=_whole)
 WHOLE_OR_AUTO = Parameter(converter=_auto)
+WHOLE_AUTO_OR_OFF = Parameter(converter=_auto_or_off)

@@ -29,6 +29,7 @@ from headrace.engine.prefix_cache import PrefixCache
 from headrace.engine.prefix_disk import PrefixDisk
 from headrace.engine.prefix_tier import DiskTier
 from headrace.engine.sequence import Sequence, Work
+from headrace.engine.speculate import Drafter, Lookup, Speculate, Speculation, depth_of
 from headrace.errors import CancelledError, ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
@@ -89,6 +90,7 @@ class Engine:
         self._watch = watch(artifact)
         self._mixture: Mixture | None = None
         self._disk: DiskTier | None = None
+        self.passes = 0  # that were begun: each may overwrite the logits of the one before
         self.stats: GenerationStats | None = None
         try:
             self._marks = _marks(self._program, self.backend.name)
@@ -193,6 +195,7 @@ class Engine:
         raises CancelledError then, and the sequences are as before. So they are when FileError is raised: a file of
         the model was changed, and what was computed from it is no answer.
         """
+        self.passes += 1
         try:
             self._reserve(work)
             batch = _batch(work)
@@ -201,7 +204,7 @@ class Engine:
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
-            rows = sum(len(item.tokens) for item in work)
+            rows = sum(len(item.tokens) - item.wanted + 1 for item in work)  # drafts do not count
             if isinstance(error, CancelledError) and rows > 1:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
@@ -263,6 +266,10 @@ class Engine:
             end = at + self._rows
             yield tokens[at:end], end < len(tokens)
             at = end
+
+    def draft_rows(self, due: int) -> int:
+        """How many drafts a pass has room for behind `due` tokens."""
+        return min(self._chunk - due, self._logit_rows - 1)
 
     def kv_bytes(self, sequence: Sequence) -> bytes:
         """The pages of a sequence with zeros in place of what is none of its positions, for comparison."""
@@ -330,6 +337,8 @@ class Engine:
         reuse: bool = True,
         constraint: Constraint | None = None,
         jump_forward: bool = True,
+        speculate: Speculate = "off",
+        drafter: Drafter | None = None,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
@@ -337,9 +346,10 @@ class Engine:
         left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
         engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
         sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
-        generation; jump_forward: what it forces is read in one pass, which changes no token. Raises ContextError when
-        the prompt does not fit, InputError
-        when it is empty or holds an unknown token.
+        generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
+        are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
+        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
+        token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
@@ -353,9 +363,17 @@ class Engine:
             cancel or (lambda: False),
             sequence,
             constraint,
+            self._speculation(speculate, drafter),
             reuse=reuse,
             jump_forward=jump_forward,
         ).run()
+
+    def _speculation(self, speculate: Speculate, drafter: Drafter | None) -> Speculation | None:
+        """None without drafts. A recorder of routes wants those of the tokens alone."""
+        depth = depth_of(speculate)
+        if depth == 0 or (self.experts is not None and self.experts.recorder is not None):
+            return None
+        return Speculation(drafter or Lookup(self.context), self.config.vocab_size, depth)
 
     def _fits(self, num_tokens: int) -> None:
         if num_tokens > self.context:
@@ -406,7 +424,7 @@ def _batch(work: Tokens[Work]) -> Batch:
         tokens += item.tokens
         positions += range(start, start + count)
         sequences += [index] * count
-        wanted += range(first if item.all_logits else len(tokens) - 1, len(tokens))
+        wanted += range(first if item.all_logits else len(tokens) - item.wanted, len(tokens))
     return Batch(
         tokens=np.array(tokens, np.int32),
         positions=np.array(positions, np.int32),

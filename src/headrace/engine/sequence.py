@@ -116,7 +116,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens to read at the end of a sequence, and whether the logits of all or the last are wanted.
+    """Tokens to read at the end of a sequence, and whether the logits of all or the last `wanted` are wanted.
 
     more: further tokens of the same prompt follow in the next pass.
     """
@@ -125,3 +125,4 @@ class Work:
     tokens: Tokens[int]
     all_logits: bool = False
     more: bool = False
+    wanted: int = 1
