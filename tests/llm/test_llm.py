@@ -14,6 +14,7 @@ from headrace.artifact.container import Artifact
 from headrace.engine.engine import Engine
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture
+from headrace.engine.prefix_cache import PrefixCache
 from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
 from headrace.experts.stream import ExpertStream
 from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
@@ -387,7 +388,7 @@ def test_a_load_that_fails_holds_nothing(
 
     for owner, name in (
         (Engine, "warm"),
-        (Engine, "new_sequence"),
+        (PrefixCache, "__init__"),
         (ExpertStream, "__init__"),
         (Mixture, "__init__"),
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +99,7 @@ class Engine:
             self._mixture = self._open_experts(artifact, experts, trace_routes)
             num_pages = pages_for(self.context) * (num_sequences + retained_contexts)
             self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
-            self._pool = PagePool(num_pages, self._copy_page)
+            self._pool = PagePool(num_pages, partial(_copy_page, self._cache))
             self.prefixes = PrefixCache(self._pool)
         except BaseException:
             self.close()  # whoever keeps the error keeps this object
@@ -118,6 +119,8 @@ class Engine:
     def close(self) -> None:
         self._runner.close()
         self._watch.close()
+        if hasattr(self, "_pool"):  # not where making this failed
+            self._pool.keeper = None  # they hold each other, and the cache's memory
         if self._disk is not None:
             self._disk.close()
         if self._mixture is not None:
@@ -224,9 +227,6 @@ class Engine:
     def _reserve(self, work: Tokens[Work]) -> None:
         for item in work:
             item.sequence.reserve(len(item.tokens))
-
-    def _copy_page(self, source: int, target: int) -> None:
-        self._cache[target] = self._cache[source]
 
     def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
         if self._mixture is not None:
@@ -400,6 +400,10 @@ class Engine:
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
+
+
+def _copy_page(cache: NDArray[np.uint8], source: int, target: int) -> None:
+    cache[target] = cache[source]
 
 
 def _marks(program: Program, backend: str) -> tuple[int, ...]:
