@@ -9,8 +9,9 @@ from bench import machine, model
 from bench.rows import Row, Run, append
 from bench.settings import Settings, command
 from bench.systems import HEADRACE
+from headrace.completion import Completion
 from headrace.engine.speculate import Speculate
-from headrace.llm import LLM, Completion
+from headrace.llm import LLM
 
 MODES: tuple[Speculate, ...] = ("off", "auto", 2, 4, 8)
 MAX_TOKENS = 200

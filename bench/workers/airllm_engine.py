@@ -6,13 +6,10 @@ import importlib
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.workers.protocol import Config, Engine, main
+from bench.workers.protocol import Config, Reader, main
 
 
-class AirLLM(Engine):
+class AirLLM(Reader):
     """config: model (a Hugging Face checkpoint), shards (where it writes its copy by layers), threads."""
 
     def __init__(self, config: Config) -> None:
@@ -30,22 +27,13 @@ class AirLLM(Engine):
         versions = {name: metadata.version(name) for name in ("airllm", "transformers", "torch")}
         return {"versions": versions, "settings": {"dtype": str(self._model.running_dtype)}}
 
-    def rewind(self, length: int) -> None:
-        if length not in (0, self._length):
-            raise NotImplementedError("its cache is never cut")
-        if length == 0:
-            self._cache, self._length = self._transformers.DynamicCache(), 0
+    def clear(self) -> None:
+        self._cache, self._length = self._transformers.DynamicCache(), 0
 
     def read(self, tokens: list[int]) -> None:
         with self._torch.no_grad():
             self._model(self._torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
         self._length += len(tokens)
-
-    def step(self) -> None:
-        raise NotImplementedError("tokens are given here")
-
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        raise NotImplementedError("its quality is not measured")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 import headrace
-from bench.workers.protocol import Config, Engine, main
+from bench.workers.protocol import Config, Reader, main
 from headrace.artifact.container import open_artifact
-from headrace.engine.engine import Engine as HeadraceEngine
+from headrace.engine.engine import Engine
+from headrace.engine.planned import stream_options
 from headrace.experts.stream import StreamOptions
 from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
@@ -20,7 +18,7 @@ from headrace.memory.ledger import Plan
 from headrace.memory.machine import read_machine
 
 
-class HeadraceStream(Engine):
+class HeadraceStream(Reader):
     """config: model (an artifact's path), threads, max_context, and of the memory options memory_gb or
     experts_per_layer (neither: a pool for all experts). lookahead (default True) and lanes change the stream alone."""
 
@@ -29,7 +27,7 @@ class HeadraceStream(Engine):
         threads = int(config["threads"])
         plan = _plan(config, artifact, threads)
         options = _options(config, plan)
-        self._engine = HeadraceEngine(
+        self._engine = Engine(
             artifact,
             threads=threads,
             max_context=plan.window,
@@ -62,18 +60,11 @@ class HeadraceStream(Engine):
         assert stats is not None, "the model has experts"
         return {**super().counters(), **asdict(stats)}
 
-    def rewind(self, length: int) -> None:
-        self._sequence.rewind(length)
+    def clear(self) -> None:
+        self._sequence.rewind(0)
 
     def read(self, tokens: list[int]) -> None:
         self._engine.read(self._sequence, tokens)
-
-    def step(self) -> None:
-        raise NotImplementedError("tokens are given here")
-
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        fixed = self._engine.logits(tokens)
-        return np.ldexp(fixed.astype(np.float32), -self._engine.fraction_bits)
 
 
 def _plan(config: Config, artifact: Any, threads: int) -> Plan:
@@ -88,10 +79,10 @@ def _plan(config: Config, artifact: Any, threads: int) -> Plan:
 
 
 def _options(config: Config, plan: Plan) -> StreamOptions:
-    """As `LLM` makes them of a plan; without lookahead its slots go to the pool."""
-    slots = plan.pool_slots + plan.lookahead_slots
-    reserve = plan.lookahead_slots if config.get("lookahead", True) else 0
-    options = StreamOptions(slots, slots, reserve, plan.sweep_slots)
+    """Those of the plan; without lookahead its slots go to the pool."""
+    options = stream_options(plan)
+    if not config.get("lookahead", True):
+        options = replace(options, reserve=0)
     lanes = config.get("lanes")
     return options if lanes is None else replace(options, num_lanes=int(lanes))
 

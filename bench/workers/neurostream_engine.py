@@ -6,13 +6,10 @@ import importlib
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.workers.protocol import Config, Engine, main
+from bench.workers.protocol import Config, Reader, main
 
 
-class NeuroStream(Engine):
+class NeuroStream(Reader):
     """config: model (a GGUF), threads, arena and cache (bytes of its two budgets)."""
 
     def __init__(self, config: Config) -> None:
@@ -34,11 +31,8 @@ class NeuroStream(Engine):
         versions = {name: metadata.version(name) for name in ("neurostream", "torch")}
         return {"versions": versions, "settings": self._settings}
 
-    def rewind(self, length: int) -> None:
-        if length not in (0, self._length):
-            raise NotImplementedError("its cache is never cut")
-        if length == 0:
-            self._cache, self._length = self._new_cache(), 0
+    def clear(self) -> None:
+        self._cache, self._length = self._new_cache(), 0
 
     def read(self, tokens: list[int]) -> None:
         with self._torch.no_grad():
@@ -46,12 +40,6 @@ class NeuroStream(Engine):
                 self._torch.tensor(tokens), self._cache, start_pos=self._length
             )
         self._length += len(tokens)
-
-    def step(self) -> None:
-        raise NotImplementedError("tokens are given here")
-
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        raise NotImplementedError("its quality is not measured")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ PERIOD = 251  # shares no factor with a block, a tile or a chunk
 Config = Mapping[str, Any]
 
 
-class Engine(ABC):
-    """A loaded model with one sequence."""
+class Reader(ABC):
+    """A loaded model with one sequence, to which tokens are given."""
 
     vocab: int
     painted = 0  # how many painted tokens the sequence begins with
@@ -33,12 +33,50 @@ class Engine(ABC):
         """Versions, build and settings: {"versions": {...}, "settings": {...}}."""
 
     @abstractmethod
-    def rewind(self, length: int) -> None:
-        """Forget every token from position `length` on."""
+    def clear(self) -> None:
+        """Forget every token."""
 
     @abstractmethod
     def read(self, tokens: list[int]) -> None:
         """Read tokens; the logits of the last are ready when this returns."""
+
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        return {"follow": self._follow, "peak": lambda: {"bytes": peak_bytes()}}
+
+    def counters(self) -> dict[str, float]:
+        """What grows with work, by name."""
+        return {"storage_bytes": storage_bytes()}
+
+    def _follow(self, context: int, steps: int, seconds: float) -> dict[str, Any]:
+        """Read `context` drawn tokens at once, then `steps` more, each by itself, until the seconds are over.
+
+        The answer has the time, the steps and the growth of the counters of both parts.
+        """
+        tokens = drawn_tokens(context + steps, self.vocab)
+        self.clear()
+        self.painted = 0
+        answer = {"prompt": self._timed([tokens[:context]], seconds)}
+        answer["steps"] = self._timed([[t] for t in tokens[context:]], seconds)
+        return answer
+
+    def _timed(self, parts: list[list[int]], seconds: float) -> dict[str, Any]:
+        before, done, start = self.counters(), 0, time.perf_counter()
+        for part in parts:
+            self.read(part)
+            done += len(part)
+            if time.perf_counter() - start >= seconds:
+                break
+        took = time.perf_counter() - start
+        grown = {name: value - before[name] for name, value in self.counters().items()}
+        return {"seconds": took, "tokens": done, "counters": grown}
+
+
+class Engine(Reader):
+    """One that also picks tokens, goes back to any of them, and tells its logits."""
+
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """Forget every token from position `length` on."""
 
     @abstractmethod
     def step(self) -> None:
@@ -48,18 +86,12 @@ class Engine(ABC):
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """Logits after each token of a new sequence, [len, vocab]."""
 
-    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        return {
-            "prefill": self._prefill,
-            "decode": self._decode,
-            "follow": self._follow,
-            "peak": lambda: {"bytes": peak_bytes()},
-            "save_logits": self._save_logits,
-        }
+    def clear(self) -> None:
+        self.rewind(0)
 
-    def counters(self) -> dict[str, float]:
-        """What grows with work, by name."""
-        return {"storage_bytes": storage_bytes()}
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        own = {"prefill": self._prefill, "decode": self._decode, "save_logits": self._save_logits}
+        return {**super().commands(), **own}
 
     def _prefill(self, tokens: int) -> dict[str, Any]:
         prompt = painted_tokens(tokens, self.vocab)
@@ -76,29 +108,6 @@ class Engine(ABC):
         for _ in range(steps):
             self.step()
         return {"seconds": time.perf_counter() - start}
-
-    def _follow(self, context: int, steps: int, seconds: float) -> dict[str, Any]:
-        """Read `context` drawn tokens at once, then `steps` more, each by itself, until the seconds are over.
-
-        The answer has the time, the steps and the growth of the counters of both parts.
-        """
-        tokens = drawn_tokens(context + steps, self.vocab)
-        self.rewind(0)
-        self.painted = 0
-        answer = {"prompt": self._timed([tokens[:context]], seconds)}
-        answer["steps"] = self._timed([[t] for t in tokens[context:]], seconds)
-        return answer
-
-    def _timed(self, parts: list[list[int]], seconds: float) -> dict[str, Any]:
-        before, done, start = self.counters(), 0, time.perf_counter()
-        for part in parts:
-            self.read(part)
-            done += len(part)
-            if time.perf_counter() - start >= seconds:
-                break
-        took = time.perf_counter() - start
-        grown = {name: value - before[name] for name, value in self.counters().items()}
-        return {"seconds": took, "tokens": done, "counters": grown}
 
     def go_to(self, context: int) -> None:
         """Be at the end of `context` painted tokens, with their logits; read only what is missing."""
@@ -145,7 +154,7 @@ def pin(threads: int) -> None:
         os.sched_setaffinity(0, usable[-threads:])
 
 
-def main(make: Callable[[Config], Engine]) -> None:
+def main(make: Callable[[Config], Reader]) -> None:
     """Serve an engine made from the configuration on the command line."""
     config, out = begin()
     engine = make(config)

@@ -11,8 +11,8 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from typing import Any
 
+    from headrace.completion import Completion as Completion
     from headrace.llm import LLM as LLM
-    from headrace.llm import Completion as Completion
     from headrace.values import Message as Message
     from headrace.values import SamplingParams as SamplingParams
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "headrace.llm",
-    "Completion": "headrace.llm",
+    "Completion": "headrace.completion",
     "Message": "headrace.values",
     "SamplingParams": "headrace.values",
 }

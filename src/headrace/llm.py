@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
@@ -22,22 +22,20 @@ from numpy.typing import NDArray
 from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
+from headrace.completion import Answer, Completion
 from headrace.engine.engine import Engine
+from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
 from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
-from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.memory.facts import plan_model
-from headrace.memory.governor import Governor
 from headrace.memory.inputs import PlanOptions
-from headrace.memory.ledger import Plan
 from headrace.memory.machine import read_machine
 from headrace.text.schema import Schema
-from headrace.text.stop import StopStrings
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
-from headrace.values import FinishReason, GenerationStats, Message, SamplingParams, Token
+from headrace.values import Message, SamplingParams, Token
 
 if TYPE_CHECKING:
     from headrace.text.grammar import Grammar, GrammarCompiler
@@ -78,24 +76,6 @@ class _How(TypedDict, total=False):
 
     grammar: Grammar | None
     speculate: Speculate
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished generation. `tokens` are the ids that were picked, an end token included.
-
-    The text of one that was cut, by a limit or a cancellation, is its longest prefix of whole characters: bytes of a
-    character that was begun are left out, though their tokens are in `tokens`. As text it is its text. Two are equal
-    when they say the same; `stats`, which hold times, are not compared.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: GenerationStats = field(compare=False)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class BusyError(HeadraceError):
@@ -179,14 +159,14 @@ class LLM:
             max_context=self.plan.window,
             retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
             chunk=self.plan.chunk_rows,
-            experts=_stream_options(self.plan) if self.artifact.records else None,
+            experts=stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
         try:
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self.engine.warm()
-            self._governor = _governor(self.plan, self.engine)
+            self._governor = governor(self.plan, self.engine.experts)
         except BaseException:
             self.engine.close()
             raise
@@ -404,7 +384,7 @@ class LLM:
         with self._own_turn():
             self.last = None
             # A grammar speaks of every byte, so no leading space is left out of what follows it.
-            answer = _Answer(self.tokenizer, sampling, continues or grammar is not None)
+            answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
             steps = self.engine.generate(
                 ids,
                 sampling,
@@ -451,39 +431,6 @@ class LLM:
 
 
 _CONSTRAINTS = ("schema", "regex", "grammar")
-
-
-class _Answer:
-    """The text of one generation as it grows."""
-
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, continues: bool) -> None:
-        self._stream = tokenizer.stream(continues=continues)
-        self._stops = StopStrings(sampling.stop)
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was met."""
-        return self._stops.stopped is not None
-
-    def push(self, token: int) -> str:
-        self._tokens.append(token)
-        return self._keep(self._stops.push(self._stream.push(token)))
-
-    def flush(self, *, cut: bool) -> str:
-        """What is still held. `cut`: the model did not end here, so a character that it began is left out."""
-        text = self._stops.push("" if cut else self._stream.flush())
-        return self._keep(text + ("" if self.stopped else self._stops.flush()))
-
-    def _keep(self, piece: str) -> str:
-        self._text.append(piece)
-        return piece
-
-    def completion(self, stats: GenerationStats) -> Completion:
-        if self.stopped:
-            stats = replace(stats, finish_reason="stop")
-        return Completion("".join(self._text), tuple(self._tokens), stats.finish_reason, stats)
 
 
 def _ended(completion: Completion | None) -> Completion:
@@ -533,25 +480,3 @@ def _template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _name(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-
-class _Pool:
-    """The experts' pool as the governor sees it: without the slots of the lookahead."""
-
-    def __init__(self, plan: Plan, stream: ExpertStream) -> None:
-        self._plan = plan
-        self._stream = stream
-
-    def resize(self, slots: int) -> None:
-        self._stream.resize(slots + self._plan.lookahead_slots)
-
-
-def _governor(plan: Plan, engine: Engine) -> Governor | None:
-    """Who resizes the pool between generations; None where nothing may be resized."""
-    stream = engine.experts
-    return Governor(plan, _Pool(plan, stream)) if stream is not None and plan.adaptive else None
-
-
-def _stream_options(plan: Plan) -> StreamOptions:
-    slots = plan.pool_slots + plan.lookahead_slots
-    return StreamOptions(slots, slots, plan.lookahead_slots, plan.sweep_slots)

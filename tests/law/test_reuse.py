@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -12,8 +11,9 @@ from headrace.artifact.container import Artifact
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Sequence
 from headrace.errors import ContextError, InputError
-from headrace.kernels.select import TIERS, unavailable
+from headrace.kernels.select import TIERS
 from headrace.values import SamplingParams
+from law.engines import opened
 
 FIRST = [(7 * i * i + 3 * i) % 256 for i in range(150)]
 # Around tiles of 16 and pages of 64.
@@ -22,16 +22,6 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=3, max_tokens=10)
 
 Outcome = tuple[tuple[int, ...], str]  # tokens and fingerprint
 Get = Callable[[str], Artifact]
-
-
-@contextmanager
-def opened(artifact: Artifact, kernels: str | None = None, chunk: int = 512) -> Iterator[Engine]:
-    if reason := unavailable().get(kernels or "", ""):
-        pytest.skip(f"tier {kernels}: {reason}")
-    with Engine(
-        artifact, kernels=kernels, chunk=chunk, threads=2, max_context=256, num_sequences=2
-    ) as engine:
-        yield engine
 
 
 def run(engine: Engine, prompt: list[int], sequence: Sequence | None = None) -> Outcome:

@@ -16,8 +16,8 @@ from headrace.artifact.convert import convert
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Sequence, Work
 from headrace.experts.stream import StreamOptions
-from headrace.kernels.select import unavailable
 from headrace.values import SamplingParams
+from law import engines
 
 Get = Callable[[str], Artifact]
 Outcome = tuple[tuple[int, ...], str]  # tokens and fingerprint
@@ -40,17 +40,9 @@ def opened(
     num_sequences: int = 3,
     experts: StreamOptions | None = None,
 ) -> Iterator[Engine]:
-    if reason := unavailable().get(kernels or "", ""):
-        pytest.skip(f"tier {kernels}: {reason}")
-    with Engine(
-        artifact,
-        kernels=kernels,
-        chunk=chunk,
-        threads=threads,
-        max_context=256,
-        num_sequences=num_sequences,
-        experts=experts,
-    ) as engine:
+    """An engine whose answers no token ends."""
+    sizes = {"chunk": chunk, "num_sequences": num_sequences}
+    with engines.opened(artifact, kernels, threads, **sizes, experts=experts) as engine:
         engine.end_tokens = frozenset()
         yield engine
 

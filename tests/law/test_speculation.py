@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from headrace.engine.pages import PagesExhaustedError
 from headrace.engine.sequence import Work
 from headrace.engine.speculate import Drafter, Speculate
 from headrace.experts.stream import StreamOptions
-from headrace.kernels.select import TIERS, unavailable
+from headrace.kernels.select import TIERS
 from headrace.values import SamplingParams, Token
+from law import engines
 
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(55)]  # the answer goes over the end of a page
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -85,27 +86,7 @@ class Random:
         return [self._random.choice((history[-1], 3, END)) for _ in range(limit + 2)]
 
 
-@contextmanager
-def opened(
-    artifact: Artifact,
-    kernels: str | None = None,
-    chunk: int = 512,
-    threads: int = 1,
-    context: int = 128,
-    experts: StreamOptions | None = None,
-) -> Iterator[Engine]:
-    if reason := unavailable().get(kernels or "", ""):
-        pytest.skip(f"tier {kernels}: {reason}")
-    with Engine(
-        artifact,
-        kernels=kernels,
-        chunk=chunk,
-        threads=threads,
-        max_context=context,
-        num_sequences=2,
-        experts=experts,
-    ) as engine:
-        yield engine
+opened = partial(engines.opened, threads=1, context=128)
 
 
 def run(

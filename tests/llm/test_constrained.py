@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,28 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.artifact.container import Artifact
+from headrace.completion import Completion
 from headrace.errors import ConstraintError, GrammarError, InputError
-from headrace.llm import LLM, Completion
+from headrace.llm import LLM
 from headrace.values import Message, SamplingParams
 from llm.schemas import SCHEMAS, SHORT, record
 
 ASK = "Answer in JSON."
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 LIMIT = 400
-
-
-@pytest.fixture(scope="module")
-def wild(tiny_artifact: Callable[[str], Artifact]) -> Iterator[LLM]:
-    """A random model whose tokens are bytes: it takes every turn that a grammar allows."""
-    with LLM(tiny_artifact("llama").path, threads=1) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def real(default_model: Path) -> Iterator[LLM]:
-    with LLM(default_model, threads=2, max_context=1024) as model:
-        yield model
 
 
 def check(schema: Any, done: Completion) -> bool:

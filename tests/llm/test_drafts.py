@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
-from headrace.artifact.container import Artifact
 from headrace.engine.speculate import Speculate
 from headrace.errors import SettingError
 from headrace.llm import LLM
@@ -32,18 +28,6 @@ class Script:
         if self._wrong and self._calls % 3 == 0:
             return [*drafts[:1], *(d + 1 for d in drafts[1:])]
         return drafts
-
-
-@pytest.fixture(scope="module")
-def wild(tiny_artifact: Callable[[str], Artifact]) -> Iterator[LLM]:
-    with LLM(tiny_artifact("llama").path, threads=1) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def real(default_model: Path) -> Iterator[LLM]:
-    with LLM(default_model, threads=2, max_context=1024) as model:
-        yield model
 
 
 def outcome(llm: LLM, name: str, temperature: float, **drafts: object) -> tuple[object, ...]:

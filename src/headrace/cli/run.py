@@ -141,6 +141,36 @@ class GrammarFlags:
 NO_GRAMMAR = GrammarFlags()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ReportFlags:
+    """The flags that say what is told besides the answer."""
+
+    trace_routes: Annotated[
+        Path | None,
+        _about(
+            "Write the experts that every position of every layer chose to this file (models with experts)."
+        ),
+    ] = None
+    stats_json: Annotated[
+        Path | None, _about("Also write the statistics to this file as JSON; needs a prompt.")
+    ] = None
+    digest: Annotated[
+        Flag, _about("Print the fingerprint in place of the answer; needs a prompt.")
+    ] = False
+
+    def check(self, chat: bool, raw: bool) -> None:
+        """Raises InputError for what needs a prompt."""
+        if chat and (raw or self.digest or self.stats_json is not None):
+            raise InputError(
+                "--raw, --digest and --stats-json need a prompt",
+                hint="give --prompt, or pipe one in",
+            )
+
+
+NO_REPORT = ReportFlags()
+
+
 def run(
     model: str = DEFAULT_MODEL,
     *,
@@ -154,9 +184,7 @@ def run(
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
     prefix: PrefixOptions = DEFAULT_PREFIX,
-    trace_routes: Path | None = None,
-    stats_json: Path | None = None,
-    digest: Flag = False,
+    report: ReportFlags = NO_REPORT,
 ) -> int:
     """Answer a prompt, or chat when there is a terminal and no prompt.
 
@@ -182,29 +210,20 @@ def run(
         Threads of the kernels; every usable processor if not set.
     kernels
         Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
-    trace_routes
-        Write the experts that every position of every layer chose to this file (models with experts).
-    stats_json
-        Also write the statistics to this file as JSON; needs a prompt.
-    digest
-        Print the fingerprint in place of the answer; needs a prompt.
     """
     params = sampling.params()
     depth_of(speculate)
     system = None if system is None else _utf8(system)
-    if stats_json is not None:
-        stats.check_writable(stats_json)
+    if report.stats_json is not None:
+        stats.check_writable(report.stats_json)
     text = _prompt(prompt, raw)
-    if text is None and (raw or digest or stats_json is not None):
-        raise InputError(
-            "--raw, --digest and --stats-json need a prompt", hint="give --prompt, or pipe one in"
-        )
+    report.check(text is None, raw)
     with loaded(
         model,
         threads=threads,
         kernels=kernels,
         memory=memory.options(),
-        trace_routes=trace_routes,
+        trace_routes=report.trace_routes,
         prefix_disk=prefix.options(),
     ) as (llm, facts):
         grammar = constraint.compiled(llm)
@@ -212,8 +231,8 @@ def run(
             return _chat(llm, facts, system, params, grammar, speculate)
         ids = llm.prompt_ids(text, system=system, raw=raw)
         pieces = llm.stream_ids(ids, params, continues=raw, grammar=grammar, speculate=speculate)
-        code = answer(llm, pieces, quiet=digest)
-        return _report(llm, facts, code, stats_json, digest)
+        code = answer(llm, pieces, quiet=report.digest)
+        return _report(llm, facts, code, report.stats_json, report.digest)
 
 
 def _read_text(path: Path) -> str:
