@@ -8,13 +8,13 @@ with them: a turn of a chat costs what is new in it. The answers are those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ from headrace.errors import HeadraceError, InputError, PromptSizeError, Unsuppor
 from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
+from headrace.options import CONSTRAINTS, GenerateOptions, How
+from headrace.prompt import as_text, num_characters, token_ids
 from headrace.text.schema import Schema
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
@@ -42,40 +44,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2:135m"
 CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of the generating methods; see `SamplingParams`."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    repetition_penalty: float
-    seed: int | None
-    max_tokens: int | None
-    stop: tuple[str, ...]
-
-
-class GenerateOptions(SamplingOptions, total=False):
-    """And what the answer has to be: at most one of schema, regex and grammar. See `LLM.compile`.
-
-    speculate: how many tokens are drafted from the prompt and the answer and read along: a number, "auto" for as many
-    as pay, or "off". The answer is the same.
-    """
-
-    schema: Schema | None
-    regex: str | None
-    grammar: str | Grammar | None
-    speculate: Speculate
-
-
-class _How(TypedDict, total=False):
-    """What the engine gets beside a prompt and how to pick."""
-
-    grammar: Grammar | None
-    speculate: Speculate
 
 
 class BusyError(HeadraceError):
@@ -262,18 +230,18 @@ class LLM:
             return self._grammars.schema(schema)
         return self._grammars.ebnf(grammar or "") if regex is None else self._grammars.regex(regex)
 
-    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, _How]:
+    def _split(self, options: GenerateOptions) -> tuple[SamplingParams, How]:
         """Options as values. Raises SettingError, InputError or GrammarError."""
-        others = {*_CONSTRAINTS, "speculate"}
+        others = {*CONSTRAINTS, "speculate"}
         params = SamplingParams(**{k: v for k, v in options.items() if k not in others})  # type: ignore[arg-type]
-        how: _How = {"grammar": self._grammar(options)}
+        how: How = {"grammar": self._grammar(options)}
         if "speculate" in options:
             depth_of(options["speculate"])
             how["speculate"] = options["speculate"]
         return params, how
 
     def _grammar(self, options: GenerateOptions) -> Grammar | None:
-        given = {k: v for k, v in options.items() if k in _CONSTRAINTS and v is not None}
+        given = {k: v for k, v in options.items() if k in CONSTRAINTS and v is not None}
         grammar = options.get("grammar")
         if grammar is None or isinstance(grammar, str) or len(given) > 1:
             return self.compile(**given) if given else None  # type: ignore[arg-type]
@@ -289,11 +257,11 @@ class LLM:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
-        return self.tokenizer.decode(_ids(tokens, empty=True))
+        return self.tokenizer.decode(token_ids(tokens, empty=True))
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
-        ids = _ids(tokens)
+        ids = token_ids(tokens)
         with self._own_turn():
             return self.engine.logits(ids)
 
@@ -316,7 +284,7 @@ class LLM:
             self._could_fit(len(prompt))
             return self.tokenizer.encode_prompt(prompt)
         messages = [] if system is None else [Message("system", system)]
-        return self.chat_ids([*messages, Message("user", _text(prompt))])
+        return self.chat_ids([*messages, Message("user", as_text(prompt))])
 
     @property
     def can_chat(self) -> bool:
@@ -336,7 +304,7 @@ class LLM:
             )
         if isinstance(messages, str | bytes | Message) or not messages:
             raise InputError("a conversation is a sequence of at least one message")
-        self._could_fit(sum(map(_length, messages)))
+        self._could_fit(sum(map(num_characters, messages)))
         return encode_chat(self.tokenizer, self._template, messages)
 
     def _could_fit(self, characters: int) -> None:
@@ -356,7 +324,7 @@ class LLM:
     ) -> Generator[str, None, None]:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
         depth_of(speculate)
-        return self._pieces(_ids(ids), sampling, continues, grammar, speculate, reuse)
+        return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, reuse)
 
     def _complete(
         self,
@@ -430,40 +398,9 @@ class LLM:
                 self._owner = None
 
 
-_CONSTRAINTS = ("schema", "regex", "grammar")
-
-
 def _ended(completion: Completion | None) -> Completion:
     assert completion is not None
     return completion
-
-
-def _ids(tokens: Sequence[int], *, empty: bool = False) -> list[int]:
-    """Token ids as they are; `empty` allows none. Raises InputError."""
-    ids = [] if isinstance(tokens, str | bytes) else list(tokens)
-    if not ids and not (empty and not isinstance(tokens, str | bytes)):
-        cause = (
-            "is text: give token ids (tokenize)" if isinstance(tokens, str | bytes) else "is empty"
-        )
-        raise InputError(f"the sequence of tokens {cause}")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise InputError(f"{token!r:.60} is not a token id")
-    return [int(token) for token in ids]
-
-
-def _length(message: object) -> int:
-    """Characters of a message's text. Raises InputError for what is no message."""
-    if isinstance(message, Mapping):
-        content = message.get("content")
-        return len(content) if isinstance(content, str) else 0
-    if not isinstance(message, Message) or not isinstance(message.content, str):
-        raise InputError(f"{message!r:.60} is not a Message with text")
-    return len(message.content)
-
-
-def _text(prompt: str | bytes) -> str:
-    return prompt.decode("utf-8", "surrogateescape") if isinstance(prompt, bytes) else prompt
 
 
 def _tokenizer(artifact: Artifact) -> Tokenizer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +16,10 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith.numbers import ROPE_LOW
 from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
+from headrace.engine.batch import aligned_zeros, batch_of, copy_page, pauses, within_context
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
@@ -35,7 +34,7 @@ from headrace.errors import CancelledError, ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.layout import page_positions
-from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Program, Route, Router
+from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
@@ -79,7 +78,7 @@ class Engine:
             {r.layer: r.layout for r in artifact.records},
             {i: Router(*stored) for i, stored in read_forecast(artifact).items()},
         )
-        self._program = _within(self._program, self.context)
+        self._program = within_context(self._program, self.context)
         self.backend = select(kernels, threads=threads)
         self._chunk = max(1, min(chunk, self.context))
         self._rows = self._chunk  # of the next pass of a prompt
@@ -94,12 +93,12 @@ class Engine:
         self.passes = 0  # that were begun: each may overwrite the logits of the one before
         self.stats: GenerationStats | None = None
         try:
-            self._marks = _marks(self._program, self.backend.name)
+            self._marks = pauses(self._program, self.backend.name)
             self._mapped = mappings(artifact.tensors.values())
             self._mixture = self._open_experts(artifact, experts, trace_routes)
             num_pages = pages_for(self.context) * (num_sequences + retained_contexts)
-            self._cache = _aligned_zeros(num_pages, self._program.shape.page_bytes)
-            self._pool = PagePool(num_pages, partial(_copy_page, self._cache))
+            self._cache = aligned_zeros(num_pages, self._program.shape.page_bytes)
+            self._pool = PagePool(num_pages, partial(copy_page, self._cache))
             self.prefixes = PrefixCache(self._pool)
         except BaseException:
             self.close()  # whoever keeps the error keeps this object
@@ -201,7 +200,7 @@ class Engine:
         self.passes += 1
         try:
             self._reserve(work)
-            batch = _batch(work)
+            batch = batch_of(work)
             self._check(batch)
             self._run_watched(batch, any(item.more for item in work), cancel)
         except BaseException as error:
@@ -400,51 +399,3 @@ class Engine:
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise InputError(f"token {bad} is not in the vocabulary of {self.config.vocab_size}")
-
-
-def _copy_page(cache: NDArray[np.uint8], source: int, target: int) -> None:
-    cache[target] = cache[source]
-
-
-def _marks(program: Program, backend: str) -> tuple[int, ...]:
-    """Where a run of a program may pause for a cancellation: its end, for the reference every operation.
-
-    Never after a Route, where a pause means that experts are lacking.
-    """
-    size = len(program.ops)
-    if backend != "reference":
-        return (size,)
-    return tuple(i for i in range(1, size + 1) if not isinstance(program.ops[i - 1], Route))
-
-
-def _batch(work: Tokens[Work]) -> Batch:
-    tokens: list[int] = []
-    positions: list[int] = []
-    sequences: list[int] = []
-    wanted: list[int] = []
-    for index, item in enumerate(work):
-        start, count = len(item.sequence), len(item.tokens)
-        first = len(tokens)
-        tokens += item.tokens
-        positions += range(start, start + count)
-        sequences += [index] * count
-        wanted += range(first if item.all_logits else len(tokens) - item.wanted, len(tokens))
-    return Batch(
-        tokens=np.array(tokens, np.int32),
-        positions=np.array(positions, np.int32),
-        sequences=np.array(sequences, np.int32),
-        page_tables=tuple(item.sequence.page_table() for item in work),
-        logit_rows=np.array(wanted, np.int32),
-    )
-
-
-def _within(program: Program, context: int) -> Program:
-    """The same program with rotary tables, and so with scratch memory, for a shorter context."""
-    return replace(program, rope_high=program.rope_high[: -(-context // ROPE_LOW)])
-
-
-def _aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    """u8[rows, row_bytes] at a 64-byte boundary; untouched rows take no memory."""
-    raw = np.zeros(rows * row_bytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + rows * row_bytes].reshape(rows, row_bytes)
