@@ -65,6 +65,7 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
       shape_(shape),
       tables_(tables),
       widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab, shape.hidden},
+      adapters_(tier, num_threads, capacity),
       pool_(num_threads, *this) {
   for (int i = 0; i < kNumBuffers; ++i) {
     if (i == kShared && shape.top_k == 0) continue;
@@ -120,6 +121,21 @@ void Runner::add_experts(int layer, const ExpertLayout& layout) {
   }
 }
 
+void Runner::add_adapt(BufferId target) {
+  Operation op{Kind::kAdaptDown};
+  op.weight = ops_.back().weight;
+  op.producer = ops_.back().producer;
+  op.target = target;
+  add(op);
+  op.kind = Kind::kAdaptUp;
+  add(op);
+}
+
+const PackedWeight* Runner::adapted(int op) const {
+  const bool is = op >= 0 && op < num_ops() && ops_[op].kind == Kind::kAdaptDown;
+  return is ? &ops_[op].weight : nullptr;
+}
+
 void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {
   ops_.back().ahead_layer = layer;
   ops_.back().ahead_gain = gain;
@@ -136,6 +152,7 @@ int Runner::run(int begin, int end, const Batch& batch) {
     if (mixture_) mixture_->begin();
   }
   make_row_blocks();
+  adapters_.begin(batch);
   pool_.run(begin, end);
   return stopped_;
 }
@@ -166,6 +183,8 @@ int Runner::units(int stage) {
   switch (op.kind) {
     case Kind::kSelect: return 1;
     case Kind::kAttend: return attend_units();
+    case Kind::kAdaptDown: return adapters_.active() ? adapters_.down_units(stage) : 0;
+    case Kind::kAdaptUp: return adapters_.active() ? adapters_.up_units(stage - 1) : 0;
     case Kind::kProject: {
       const Split by = split(op);
       return by.row_blocks * by.tile_blocks;
@@ -188,6 +207,9 @@ void Runner::run(int stage, int unit, int thread) {
     case Kind::kLand: return for_rows(unit, t, &Runner::land, op);
     case Kind::kProject: return project(op, stage, unit, t);
     case Kind::kAttend: return attend(op, unit, t);
+    case Kind::kAdaptDown:
+      return adapters_.down(unit, vectors_for(op, stage - 1, t), &t.clipped[kSiteAdapter]);
+    case Kind::kAdaptUp: return adapt_up(op, unit, thread);
     case Kind::kSelect: return select();
     case Kind::kRoute: return for_rows(unit, t, &Runner::route, op);
     case Kind::kGather: return mixture_->gather(unit, activations(shape_.hidden));
@@ -326,16 +348,25 @@ Runner::Split Runner::split(const Operation& op) const {
   return {kProjectRows, a_block, row_blocks, divide_up(tiles, a_block)};
 }
 
+// The vectors that a projection reads. What adapters of it read is what it read: the thread may have it still.
+Activations Runner::vectors_for(const Operation& op, int stage, Thread& t) {
+  if (!fused(op)) return activations(op.weight.k);
+  const Activations own = t.own(op.weight.k);
+  if (t.made_run != run_ || t.made_stage != stage) produce(ops_[op.producer], t, 0, own, 0);
+  t.made_run = run_;
+  t.made_stage = stage;
+  return own;
+}
+
+void Runner::adapt_up(const Operation& op, int unit, int thread) {
+  const Target target{buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits};
+  adapters_.up(unit, thread, target, &threads_[thread]->clipped[kSiteAdapter]);
+}
+
 void Runner::project(const Operation& op, int stage, int unit, Thread& t) {
   const Split by = split(op);
   const int first_row = unit % by.row_blocks * by.rows, first_tile = unit / by.row_blocks * by.tiles;
-  Activations x = activations(op.weight.k);
-  if (rows_ == 1 && op.producer >= 0) {
-    x = t.own(op.weight.k);
-    if (t.made_run != run_ || t.made_stage != stage) produce(ops_[op.producer], t, 0, x, 0);
-    t.made_run = run_;
-    t.made_stage = stage;
-  }
+  const Activations x = vectors_for(op, stage, t);
   tier_.project(op.weight, x, first_row, std::min(rows_, first_row + by.rows), first_tile,
                 std::min(divide_up(op.weight.n, kTile), first_tile + by.tiles), op.bias, op.residual,
                 buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits,

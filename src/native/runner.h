@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapt.h"
 #include "experts.h"
 #include "ops.h"
 #include "pool.h"
@@ -19,12 +20,12 @@ constexpr int kPageTokens = kPageTiles * kTile;
 
 enum class Kind {
   kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect, kRoute,
-  kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
+  kAdaptDown, kAdaptUp, kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
 };
 constexpr int kExpertStages = 5;  // kGather to kMix
 enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kShared, kNumBuffers };
 enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
-            kSiteRouter, kSiteExperts, kSiteShared, kNumSites };
+            kSiteRouter, kSiteExperts, kSiteShared, kSiteAdapter, kNumSites };
 
 struct Operation {
   Kind kind;
@@ -70,6 +71,7 @@ struct Batch {
   int num_logit_rows;
   const int32_t* logit_rows;
   uint8_t* cache;
+  const int32_t* adapters = nullptr;  // of each sequence, -1 for none; null where none has one
 };
 
 class Runner : private Job {
@@ -91,6 +93,12 @@ class Runner : private Job {
   void set_lookahead(bool on) { lookahead_ = on; }
   void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
   Mixture* mixture() { return mixture_.get(); }
+  // Adds the stages of the adapters of the projection before.
+  void add_adapt(BufferId target);
+  Adapters& adapters() { return adapters_; }
+  const Adapters& adapters() const { return adapters_; }
+  // The weight whose results the stages of adapters at `op` add to; null for another operation.
+  const PackedWeight* adapted(int op) const;
 
   const int32_t* residual() const { return buffers_[kX].data(); }
   const int32_t* logits() const { return buffers_[kLogits].data(); }
@@ -125,6 +133,11 @@ class Runner : private Job {
   int expert_units(const Operation& op);
   void select();
 
+  // Whether the vector of a single row is made by each thread that needs it.
+  bool fused(const Operation& op) const { return rows_ == 1 && op.producer >= 0; }
+  Activations vectors_for(const Operation& op, int stage, Thread& t);
+  void adapt_up(const Operation& op, int unit, int thread);
+
   Split split(const Operation& op) const;
   void project(const Operation& op, int stage, int unit, Thread& t);
 
@@ -150,6 +163,7 @@ class Runner : private Job {
   std::vector<int16_t> scales_, sums_, rounded_;
   std::vector<int32_t> exponents_;
 
+  Adapters adapters_;
   std::unique_ptr<Mixture> mixture_;
   bool lookahead_ = false, watched_ = false;
 
