@@ -29,7 +29,7 @@ def pairs(
     fill: str = "random",
     louder: int = 0,
 ) -> Pairs:
-    """Pairs of the modules that `ranks` names. louder: places that what they add is shifted up by."""
+    """Pairs of the modules that `ranks` names. louder: places that both are shifted up by."""
     out: dict[tuple[int, str], tuple[LowRank, ...]] = {}
     for layer in layers:
         for number, module in enumerate(MODULES):
@@ -37,8 +37,8 @@ def pairs(
             if module not in ranks or at is None:
                 continue
             start = seed + 100 * layer + 2 * number
-            a = _weight(ranks[module], at.k, -39, start, fill)
-            b = _weight(at.n, ranks[module], -54 + louder, start + 1, fill)
+            a = _weight(ranks[module], at.k, -39 + louder, start, fill)
+            b = _weight(at.n, ranks[module], -41 + louder, start + 1, fill)
             key = (layer, at.name)
             out[key] = (*out.get(key, ()), LowRank(a, b, at.offset))
     return out
