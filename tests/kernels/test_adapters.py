@@ -134,7 +134,9 @@ def test_more_rows_than_a_block(model: Model, tier: str) -> None:
     for s in (0, 1):
         alone = batch([0] * 60, [1])
         alone = replace(alone, tokens=batch([0] * 60 + [1] * 60, None).tokens[60 * s : 60 * s + 60])
-        assert np.array_equal(outcome(model, alone, tier).logits, together.logits[60 * s : 60 * s + 60])
+        assert np.array_equal(
+            outcome(model, alone, tier).logits, together.logits[60 * s : 60 * s + 60]
+        )
 
 
 @pytest.mark.parametrize("tier", ["reference", "portable", "avx512"])

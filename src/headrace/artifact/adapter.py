@@ -163,7 +163,7 @@ def _arrays(
         for weight, entry in pair_shapes(name, manifest.targets[name], at).items()
         for key, facts in weight_arrays(weight, entry).items()
     }
-    stored = parse_tensors(file, _read(file, manifest))
+    stored = parse_tensors(file, read_weights(file, manifest))
     for key in sorted(expected.keys() ^ stored.keys()):
         cause = "is missing" if key in expected else "belongs to no module of the manifest"
         raise FileError(file, f"tensor {key!r:.120}", cause)
@@ -181,12 +181,12 @@ def _check_tensor(
     check_values(file, key, tensor.data)
 
 
-def _read(file: Path, manifest: AdapterManifest) -> memoryview:
+def read_weights(file: Path, manifest: AdapterManifest) -> memoryview:
     """The bytes of the weights at a 64-byte boundary, which have the manifest's hash."""
     if file.is_symlink() or not file.is_file():
         raise FileError(file, "open", "is missing or not a plain file")
     raw = np.empty(manifest.nbytes + 64, np.uint8)
-    view = memoryview(raw)[-raw.ctypes.data % 64 :][: manifest.nbytes]
+    view = memoryview(raw.data)[-raw.ctypes.data % 64 :][: manifest.nbytes]
     try:
         with file.open("rb", buffering=0) as opened:
             size = opened.seek(0, 2)
@@ -234,7 +234,9 @@ class _Reader:
             raise self._fail("arithmetic", "needs exactly a version")
         if arithmetic["version"] != ARITHMETIC_VERSION:
             raise self._version("arithmetic", arithmetic["version"], ARITHMETIC_VERSION)
-        manifest = AdapterManifest(self._hash(body, "base"), self._targets(), self._source(), *self._file())
+        manifest = AdapterManifest(
+            self._hash(body, "base"), self._targets(), self._source(), *self._file()
+        )
         if manifest.identity != body["identity"]:
             raise self._fail("identity", "does not match what the manifest says")
         return manifest
@@ -255,12 +257,18 @@ class _Reader:
             raise self._fail(f"target {name!r}", f"rank {entry['rank']!r:.20} is not possible")
         for key in ("alpha", "scale"):
             if not isinstance(entry[key], str) or _DECIMAL.fullmatch(entry[key]) is None:
-                raise self._fail(f"target {name!r}", f"{key} {entry[key]!r:.60} is not a number as text")
+                raise self._fail(
+                    f"target {name!r}", f"{key} {entry[key]!r:.60} is not a number as text"
+                )
         return AdaptedModule(entry["rank"], entry["alpha"], entry["scale"])
 
     def _source(self) -> dict[str, str]:
         source = self._body["source"]
-        if not isinstance(source, dict) or set(source) != {"kind", "sha256"} or source["kind"] != "peft":
+        if (
+            not isinstance(source, dict)
+            or set(source) != {"kind", "sha256"}
+            or source["kind"] != "peft"
+        ):
             raise self._fail("source", "is not known")
         return {"kind": "peft", "sha256": self._hash(source, "sha256")}
 

@@ -26,7 +26,7 @@ from headrace.artifact.adapter_places import Place, place
 from headrace.artifact.check import MAX_EXPONENT, MIN_EXPONENT, read_config, weight_arrays
 from headrace.artifact.container import Artifact, building, file_sha256
 from headrace.artifact.manifest import MANIFEST_NAME
-from headrace.artifact.packing import AffineRows, PackedRows, pack, quantize_rows
+from headrace.artifact.packing import PackedRows, pack, quantize_rows
 from headrace.artifact.peft import PeftAdapter, PeftPair, read_peft, values
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
 from headrace.errors import AdapterShapeError, FileError
@@ -87,7 +87,10 @@ def _place(peft: PeftAdapter, config: DecoderConfig, pair: PeftPair) -> Place:
     if at is None:
         cause = "is of an ordinary MLP, and the base has experts in that layer"
         raise AdapterShapeError(file, f"tensor {pair.a_name!r:.120}", cause)
-    wanted = ((pair.a_name, pair.a, [pair.rank, at.columns]), (pair.b_name, pair.b, [at.n, pair.rank]))
+    wanted = (
+        (pair.a_name, pair.a, [pair.rank, at.columns]),
+        (pair.b_name, pair.b, [at.n, pair.rank]),
+    )
     for name, tensor, shape in wanted:
         if list(tensor.data.shape) != shape:
             cause = f"is {list(tensor.data.shape)}, the base needs {shape}"
@@ -111,7 +114,9 @@ def _write(writer: TensorFileWriter, peft: PeftAdapter, pair: PeftPair, at: Plac
         row[1, row[0] != 0] += shift
         if row[1].min() < MIN_EXPONENT or row[1].max() > MAX_EXPONENT:
             which = pair.a_name if side == "a" else pair.b_name
-            raise FileError(file, f"tensor {which!r:.120}", "holds values that are too large or too small")
+            raise FileError(
+                file, f"tensor {which!r:.120}", "holds values that are too large or too small"
+            )
         writer.write(f"{name}.{side}.codes", packed.codes)
         writer.write(f"{name}.{side}.scales", packed.scales)
         writer.write(f"{name}.{side}.row", row)
@@ -123,7 +128,11 @@ def room(a: PackedRows) -> int:
     blocks = a.codes.shape[1]
     unit = SUM_SHIFT + 2 + 4 + dot_shift(blocks)
     mantissa, exponent = a.row[0].astype(np.int64), a.row[1].astype(np.int64)
-    bits = [int(s * m).bit_length() + int(e) for s, m, e in zip(sums, mantissa, exponent, strict=True) if s * m]
+    bits = [
+        int(s * m).bit_length() + int(e)
+        for s, m, e in zip(sums, mantissa, exponent, strict=True)
+        if s * m
+    ]
     return INT32_MAX.bit_length() - 1 - unit - max(bits) if bits else 0
 
 

@@ -151,12 +151,11 @@ def _template(path: Path, manifest: Manifest) -> str | None:
 
 
 @contextlib.contextmanager
-def building(
-    target: Path, needed_bytes: int, sign: str = TOKENIZER_NAME
-) -> Iterator[Path]:
+def building(target: Path, needed_bytes: int, sign: str = TOKENIZER_NAME) -> Iterator[Path]:
     """A temporary directory beside `target` that becomes it when the block ends without an error.
 
-    sign: the file, besides the manifest, by which what may be replaced is known. What stood at `target` before stays until then. Raises DiskFullError before anything is written,
+    sign: the file, besides the manifest, by which what may be replaced is known. What stood at `target` before stays
+    until then. Raises DiskFullError before anything is written,
     FileError where something that is no artifact would be replaced or nothing can be written.
     """
     try:

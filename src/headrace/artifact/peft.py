@@ -50,11 +50,14 @@ _NAMED = {
 }
 # Keys that say how the adapter was made, or are read here.
 _HARMLESS = frozenset(
-    """alpha_pattern auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config exclude_modules
-    inference_mode layers_pattern layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_core
-    peft_type peft_version qalora_group_size r rank_pattern revision runtime_config target_modules task_type use_rslora
-    init_lora_weights bias""".split()
-)
+    {
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+        "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
+        "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
+        "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+        "target_modules", "task_type", "use_rslora",
+    }
+)  # fmt: skip
 _PLAIN_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights
 _PATTERN = re.compile(r"\^?[\w.]{1,200}\$?")
 
@@ -123,7 +126,9 @@ def _pairs(file: Path, tensors: Mapping[str, StoredTensor], config: _Config) -> 
         names.add(adapter)
         sides = found.setdefault((layer, module), {})
         if side in sides:
-            raise FileError(file, f"tensor {name!r:.120}", f"is there twice: {sides[side][0]!r:.120}")
+            raise FileError(
+                file, f"tensor {name!r:.120}", f"is there twice: {sides[side][0]!r:.120}"
+            )
         sides[side] = name, tensor
     if not found:
         raise FileError(file, "tensors", "there are none: this adapter changes nothing")
@@ -153,7 +158,9 @@ def _pair(file: Path, layer: int, module: str, sides: Sides, config: _Config) ->
     for name, tensor in sides.values():
         if tensor.data.ndim != 2 or tensor.dtype not in ("F64", "F32", "F16", "BF16"):
             raise AdapterShapeError(
-                file, f"tensor {name!r:.120}", f"{tensor.dtype}{list(tensor.data.shape)} is no matrix of floats"
+                file,
+                f"tensor {name!r:.120}",
+                f"{tensor.dtype}{list(tensor.data.shape)} is no matrix of floats",
             )
     rank, alpha = config.rank(layer, module), config.alpha(layer, module)
     if a.data.shape[0] != rank or b.data.shape[1] != rank:

@@ -37,7 +37,9 @@ class History:
         """That of the only adapter; of several a hash of all and where each begins."""
         if len(self.spans) == 1:
             return self.current
-        parts = (at.to_bytes(8, "little") + len(s).to_bytes(4, "little") + s for at, s in self.spans)
+        parts = (
+            at.to_bytes(8, "little") + len(s).to_bytes(4, "little") + s for at, s in self.spans
+        )
         return hashlib.sha256(b"adapters" + b"".join(parts)).digest()
 
     def cut(self, length: int) -> History:
@@ -49,7 +51,11 @@ class History:
         before = self._before(length)
         if not before.spans:
             return History(((0, salt),))
-        return before if before.current == salt else replace(before, spans=(*before.spans, (length, salt)))
+        return (
+            before
+            if before.current == salt
+            else replace(before, spans=(*before.spans, (length, salt)))
+        )
 
     def _before(self, length: int) -> History:
         return History(tuple(span for span in self.spans if span[0] < length))
@@ -98,7 +104,7 @@ class Adapters:
         return LoadedAdapter(adapter.identity, adapter.nbytes)
 
     def unload(self, adapter: LoadedAdapter) -> None:
-        """Forget it, once for each time that it was loaded. Sequences under it cannot go on until it is loaded again."""
+        """Forget it, once for each time that it was loaded. Sequences under it can go on when it is loaded again."""
         salt = adapter.salt
         if salt not in self._numbers:
             raise InputError(f"the adapter {adapter.identity[:16]} is not loaded")

@@ -360,19 +360,21 @@ class Engine:
 
         The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
         left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
-        engine's, which stays the caller's, in place of `prefixes`. adapter: one that is loaded; a `sequence` has its own. Tokens and logits are always those of a new
-        sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
-        generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
-        are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
-        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
-        token, SettingError.
+        engine's, which stays the caller's, in place of `prefixes`. adapter: one that is loaded; a `sequence` has its
+        own. Tokens and logits are always those of a new sequence with the same adapter. constraint: the tokens are
+        those of its grammar, and where it cannot go on a ConstraintError ends the generation; jump_forward: what it
+        forces is read in one pass, which changes no token. speculate: drafts that are read along, a number, or "auto"
+        for as many as pay, which changes no token either; drafter: in place of `Lookup`. Raises ContextError when the
+        prompt does not fit, InputError when it is empty or holds an unknown token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
         if sequence is not None and adapter is not None:
-            raise InputError("a sequence has its own adapter", hint="begin it with the adapter's salt")
+            raise InputError(
+                "a sequence has its own adapter", hint="begin it with the adapter's salt"
+            )
         salt = self.adapters.check(adapter)
         self.stats = None  # of the generation before
         return Generation(

@@ -7,6 +7,7 @@ from headrace.errors import InputError
 from headrace.kernels import program as p
 
 MAX_RANK = 1024  # padded to blocks
+_BLOCK_ROWS = 96  # of one adapter that are taken together
 
 
 def adapts(program: p.Program) -> dict[tuple[int, str], int]:
@@ -30,6 +31,14 @@ def checked_pairs(program: p.Program, pairs: p.Pairs) -> dict[int, tuple[p.LowRa
             at = pair.offset + pair.b.n
         out[index] = each
     return out
+
+
+def workspace_bytes(pairs: p.Pairs, capacity: int, threads: int) -> int:
+    """What a native runner of that many rows takes beside an adapter's weights (src/native/adapt.cpp)."""
+    width = max((sum(pair.a.n for pair in each) for each in pairs.values()), default=0)
+    rank = max((pair.a.n for each in pairs.values() for pair in each), default=0)
+    vector = rank + 3 * 2 * (rank // BLOCK) + 4
+    return 4 * capacity * (width + 2) + 160 * capacity + threads * (_BLOCK_ROWS * vector + 640)
 
 
 def _check(place: str, pair: p.LowRank, base: p.PackedWeight, at: int) -> None:
