@@ -8,7 +8,6 @@ namespace headrace {
 
 namespace {
 
-constexpr int kRows = 96;  // of a block, a multiple of 12 and of 16
 constexpr int kMaxPairs = 3;  // of an operation: query, key and value
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }

@@ -29,6 +29,11 @@ struct Target {
 
 class Adapters {
  public:
+  static constexpr int kRows = 96;  // most of a unit, a multiple of 12 and of 16
+  struct Rows {
+    int first, count;
+  };
+
   Adapters(const Tier& tier, int num_threads, int capacity);
   ~Adapters();
 
@@ -43,7 +48,8 @@ class Adapters {
   // Units of the two stages of an operation: the inner vectors, then what they add.
   int down_units(int op);
   int up_units(int op);
-  // x: the vectors of all rows.
+  Rows rows_of(int unit) const { return {units_[unit].first_row, units_[unit].rows}; }
+  // x: the vectors of all rows. clipped i64[rows of the unit].
   void down(int unit, const Activations& x, int64_t* clipped);
   void up(int unit, int thread, const Target& target, int64_t* clipped);
 
