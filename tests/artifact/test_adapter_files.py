@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import loras
 import tiny
 from headrace.arith import ops
 from headrace.artifact.adapter import Adapter, open_adapter, read_adapter_manifest
@@ -22,7 +23,6 @@ from headrace.artifact.manifest import canonical
 from headrace.errors import AdapterMismatchError, AdapterShapeError, FileError, UnsupportedError
 from headrace.kernels.layout import unpack
 from headrace.models.config import DecoderConfig
-from law import loras
 
 Get = Callable[[str], Artifact]
 A_NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import loras
 from headrace.artifact.adapter import Adapter
 from headrace.artifact.container import Artifact
 from headrace.engine.adapters import LoadedAdapter
@@ -21,7 +22,7 @@ from headrace.errors import InputError
 from headrace.experts.stream import StreamOptions
 from headrace.kernels.select import TIERS
 from headrace.values import SamplingParams
-from law import engines, loras
+from law import engines
 
 Get = Callable[[str], Artifact]
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(90)]
