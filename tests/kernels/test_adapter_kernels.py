@@ -199,3 +199,53 @@ def test_a_batch_names_loaded_adapters_alone(model: Model) -> None:
         with pytest.raises(ValueError, match="adapter"):
             runner.run(0, len(model.program.ops), batch([0], adapters), cache)
     runner.close()
+
+
+@pytest.mark.parametrize("tier", ["reference", "portable", "avx512", "amx"])
+@pytest.mark.parametrize("name", ["alone", "two-together"])
+def test_paused_at_every_layer(
+    model: Model, wanted: dict[str, Outcome], tier: str, name: str
+) -> None:
+    """X taken out and put back at every mark, as a pass that is spread over calls does it."""
+    if reason := unavailable().get(tier, ""):
+        pytest.skip(f"tier {tier}: {reason}")
+    given, ends = batch(*CASES[name]), (*model.program.marks, len(model.program.ops))
+    runner = select(tier, threads=2).compile(model.program, capacity=ROWS, logit_capacity=ROWS)
+    for each in model.adapters():
+        runner.load_adapter(each)
+    size = model.program.shape.page_bytes
+    raw = np.zeros(16 * size + 64, np.uint8)
+    cache = raw[-raw.ctypes.data % 64 :][: 16 * size].reshape(16, size)
+    begin = 0
+    for end in ends:
+        if begin:
+            runner.put(runner.residual(len(given.tokens)).copy())
+        runner.run(begin, end, given, cache)
+        begin = end
+    assert np.array_equal(runner.logits(len(given.tokens)), wanted[name].logits)
+    assert np.array_equal(cache, wanted[name].cache)
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["alone", "two-together"])
+def test_beside_a_hosts_parallel_for(model: Model, wanted: dict[str, Outcome], name: str) -> None:
+    """Projections that a host computes in blocks; what adapters add is not cut."""
+    calls = []
+
+    def host(count: int, task: Callable[[int], None]) -> None:
+        calls.append(count)
+        for index in reversed(range(count)):
+            task(index)
+
+    given = batch(*CASES[name])
+    runner = select("portable", threads=1).compile(
+        model.program, capacity=ROWS, logit_capacity=ROWS
+    )
+    for each in model.adapters():
+        runner.load_adapter(each)
+    runner.set_parallel_for(p.ParallelFor(host, 8, matvec=True))
+    cache = np.zeros((16, model.program.shape.page_bytes), np.uint8)
+    runner.run(0, len(model.program.ops), given, cache)
+    assert calls
+    assert np.array_equal(runner.logits(len(given.tokens)), wanted[name].logits)
+    runner.close()
