@@ -254,4 +254,4 @@ def test_beside_a_hosts_parallel_for(rows: int) -> None:
         return out
 
     assert logits(p.ParallelFor(host, 8, matvec=True)) == logits(None)
-    assert len(calls) >= 3
+    assert len(calls) >= (3 if rows == 1 else 1)  # with more rows the head alone
