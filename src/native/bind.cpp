@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "bind_adapt.h"
 #include "bind_common.h"
 #include "bind_parallel_for.h"
 #include "draw.h"
@@ -84,6 +85,9 @@ class PyRunner {
     op.silu_rows = rows;
     runner_->add(op);
   }
+  void adapt(int target) { runner_->add_adapt(BufferId(target)); }
+  int load_adapter(const std::vector<PyPair>& pairs) { return headrace::load_adapter(*runner_, pairs); }
+  void unload_adapter(int number) { headrace::unload_adapter(*runner_, number); }
   void select() { runner_->add(Operation{Kind::kSelect}); }
   void add_shared() { runner_->add(Operation{Kind::kAddShared}); }
 
@@ -175,12 +179,14 @@ class PyRunner {
   // Returns -1 where the hook failed; `hook_failure` then says how.
   int run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
           std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache,
-          std::optional<nb::callable> hook) {
+          MaybeI32 adapters, std::optional<nb::callable> hook) {
     check(begin, end, tokens, positions, sequences, page_tables, logit_rows, cache);
     std::vector<const int32_t*> pages;
     for (const auto& table : page_tables) pages.push_back(table.data());
     const Batch batch{int(tokens.size()), tokens.data(), positions.data(), sequences.data(), pages.data(),
-                      int(logit_rows.size()), logit_rows.data(), cache.data()};
+                      int(logit_rows.size()), logit_rows.data(), cache.data(),
+                      adapters ? adapters->data() : nullptr};
+    if (adapters) check_adapters(*runner_, *adapters, pages.size());
     if (!hook) {
       nb::gil_scoped_release release;
       return runner_->run(begin, end, batch, nullptr);
@@ -332,6 +338,9 @@ void bind_runner(nb::module_& m) {
       .def("quantize", &PyRunner::quantize)
       .def("silu_mul", &PyRunner::silu_mul)
       .def("select", &PyRunner::select)
+      .def("adapt", &PyRunner::adapt)
+      .def("load_adapter", &PyRunner::load_adapter)
+      .def("unload_adapter", &PyRunner::unload_adapter)
       .def("route", &PyRunner::route)
       .def("route_ahead", &PyRunner::route_ahead)
       .def("set_watched", &PyRunner::set_watched)

@@ -35,6 +35,7 @@ Runner::Runner(const Tier& tier, const WorkspaceSize& size, const Tables& tables
       tables_(tables),
       own_(memory == nullptr ? workspace_bytes(size) + kAlignment : 0),
       space_(prepared(memory, own_, size)),
+      adapters_(tier, size.num_threads, size.capacity),
       pool_(size.num_threads, *this) {
   if (space_.mixture != nullptr) {
     const MixtureShape mixture{shape_.hidden,      shape_.num_experts,  shape_.top_k,
@@ -101,6 +102,20 @@ void Runner::add_experts(int layer, const ExpertLayout& layout) {
   }
 }
 
+void Runner::add_adapt(BufferId target) {
+  Operation op{Kind::kAdaptDown};
+  op.weight = ops_.back().weight;
+  op.producer = ops_.back().producer;
+  op.target = target;
+  add(op);
+  op.kind = Kind::kAdaptUp;
+  add(op);
+}
+
+const PackedWeight* Runner::adapted(int op) const {
+  return op >= 0 && op < num_ops() && ops_[op].kind == Kind::kAdaptDown ? &ops_[op].weight : nullptr;
+}
+
 void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {
   ops_.back().ahead_layer = layer;
   ops_.back().ahead_gain = gain;
@@ -118,6 +133,7 @@ int Runner::run(int begin, int end, const Batch& batch, ParallelFor* hook) {
   const size_t counts = size_t(pass_rows_) * kNumSites;
   if (hook_ != nullptr) std::copy_n(space_.threads[0]->clipped.begin(), counts, space_.clipped_before.begin());
   make_row_blocks();
+  adapters_.begin(batch);
   pool_.run(begin, end);
   if (!hook_failed_) return stopped_;
   std::copy_n(space_.clipped_before.begin(), counts, space_.threads[0]->clipped.begin());
@@ -152,6 +168,8 @@ int Runner::units(int stage) {
   switch (op.kind) {
     case Kind::kSelect: return 1;
     case Kind::kAttend: return attend_units();
+    case Kind::kAdaptDown: return adapters_.active() ? adapters_.down_units(stage) : 0;
+    case Kind::kAdaptUp: return adapters_.active() ? adapters_.up_units(stage - 1) : 0;
     case Kind::kProject: {
       if (hooked(op)) return 1;
       const Split by = split(op);
@@ -175,6 +193,8 @@ void Runner::run(int stage, int unit, int thread) {
     case Kind::kLand: return for_rows(unit, t, &Runner::land, op);
     case Kind::kProject: return project(op, stage, unit, t);
     case Kind::kAttend: return attend(op, unit, t);
+    case Kind::kAdaptDown:
+    case Kind::kAdaptUp: return adapt(op, stage, unit, thread);
     case Kind::kSelect: return select();
     case Kind::kRoute: return for_rows(unit, t, &Runner::route, op);
     case Kind::kGather: return mixture_->gather(unit, activations(shape_.hidden));
@@ -333,6 +353,20 @@ Activations Runner::vectors(const Operation& op, int stage, Thread& t) {
   t.made_run = run_;
   t.made_stage = stage;
   return x;
+}
+
+// One unit of what adapters add. They read what the projection at the stage before read: the thread may have it still.
+void Runner::adapt(const Operation& op, int stage, int unit, int thread) {
+  Thread& t = *space_.threads[thread];
+  int64_t clipped[Adapters::kRows] = {0};
+  if (op.kind == Kind::kAdaptDown) {
+    adapters_.down(unit, vectors(op, stage - 1, t), clipped);
+  } else {
+    const Target target{space_.buffers[op.target].data(), shape_.width(op.target), shape_.fraction_bits};
+    adapters_.up(unit, thread, target, clipped);
+  }
+  const Adapters::Rows rows = adapters_.rows_of(unit);
+  for (int i = 0; i < rows.count; ++i) *clips(t, rows.first + i, kSiteAdapter) += clipped[i];
 }
 
 // clipped: of each row.

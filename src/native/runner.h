@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapt.h"
 #include "experts.h"
 #include "ops.h"
 #include "parallel_for.h"
@@ -21,7 +22,7 @@ constexpr int kPageTokens = kPageTiles * kTile;
 
 enum class Kind {
   kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect, kRoute,
-  kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
+  kAdaptDown, kAdaptUp, kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
 };
 constexpr int kExpertStages = 5;  // kGather to kMix
 
@@ -62,6 +63,7 @@ struct Batch {
   int num_logit_rows;
   const int32_t* logit_rows;
   uint8_t* cache;
+  const int32_t* adapters = nullptr;  // of each sequence, -1 for none; null where none has one
 };
 
 class Runner : private Job {
@@ -86,6 +88,12 @@ class Runner : private Job {
   // Into how many blocks a hook's projections are cut at most: the one into LOGITS and, with `matvec`, those of one row.
   void set_parallel_for(int max_tasks, bool matvec) { max_tasks_ = max_tasks, matvec_ = matvec; }
   Mixture* mixture() { return mixture_.get(); }
+  // Adds the stages of the adapters of the projection before.
+  void add_adapt(BufferId target);
+  Adapters& adapters() { return adapters_; }
+  const Adapters& adapters() const { return adapters_; }
+  // The weight whose results the stages of adapters at `op` add to; null for another operation.
+  const PackedWeight* adapted(int op) const;
 
   // Makes i32[rows, hidden] the X of a new pass: runs may follow that begin where nothing but X is needed.
   void put(const int32_t* x, int rows);
@@ -127,6 +135,8 @@ class Runner : private Job {
   int expert_units(const Operation& op);
   void select();
 
+  void adapt(const Operation& op, int stage, int unit, int thread);
+
   Split split(const Operation& op) const;
   Activations vectors(const Operation& op, int stage, Thread& t);
   void project(const Operation& op, int stage, int unit, Thread& t);
@@ -154,6 +164,7 @@ class Runner : private Job {
   std::vector<uint8_t> own_;  // memory, where none was given
   Workspace space_;
 
+  Adapters adapters_;
   std::unique_ptr<Mixture> mixture_;
   bool lookahead_ = false, watched_ = false;
 

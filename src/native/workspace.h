@@ -12,7 +12,7 @@ namespace headrace {
 
 enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kShared, kNumBuffers };
 enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
-            kSiteRouter, kSiteExperts, kSiteShared, kNumSites };
+            kSiteRouter, kSiteExperts, kSiteShared, kSiteAdapter, kNumSites };
 
 constexpr int kMaxQueries = 24;          // query heads of one attention call
 constexpr int kScoreBudget = 64 * 1024;  // their scores, so that these stay in a core's cache

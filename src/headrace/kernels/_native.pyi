@@ -81,6 +81,15 @@ class Runner:
     def quantize(self) -> None: ...
     def silu_mul(self, rows: int, /) -> None: ...
     def select(self) -> None: ...
+    def adapt(self, target: int, /) -> None: ...
+    def load_adapter(
+        self,
+        pairs: Sequence[
+            tuple[int, int, tuple[U8, I16, I32, int, int], tuple[U8, I16, I32, int, int]]
+        ],
+        /,
+    ) -> int: ...
+    def unload_adapter(self, number: int, /) -> None: ...
     def route(
         self,
         layer: int,
@@ -129,6 +138,7 @@ class Runner:
         page_tables: Sequence[I32],
         logit_rows: I32,
         cache: U8,
+        adapters: I32 | None,
         hook: Callable | None,  # type: ignore[type-arg]
         /,
     ) -> int: ...
