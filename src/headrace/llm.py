@@ -23,6 +23,14 @@ from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
+from headrace.drafting import (
+    DEFAULT_DRAFT,
+    Draft,
+    Drafting,
+    check_draft,
+    check_vocabulary,
+    draft_engine,
+)
 from headrace.engine.engine import Engine
 from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
@@ -69,6 +77,8 @@ class LLM:
         beside_bytes: int = 0,
         with_forecast: bool = True,
         prefix_disk: DiskOptions | None = None,
+        draft: Draft = DEFAULT_DRAFT,
+        draft_model: str | Path | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
@@ -77,14 +87,17 @@ class LLM:
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
         with_forecast: whether a fitted forecast is used. prefix_disk:
-        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. Raises
-        MemoryBudgetError for what cannot fit.
+        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. draft: where
+        drafts come from that a generation asks for (`speculate`); draft_model: a smaller model with the same vocabulary
+        that makes them, inside the budget. Raises MemoryBudgetError for what cannot fit, DraftModelError.
         """
+        check_draft(draft, draft_model is not None)
         if memory is None:
             memory = PlanOptions(
                 memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
             )
         self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
+        smaller = None if draft_model is None else open_artifact(locate.locate(draft_model))
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -98,6 +111,8 @@ class LLM:
                 trace_routes,
                 prefix_disk,
                 beside_bytes,
+                draft,
+                smaller,
             )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
@@ -113,11 +128,20 @@ class LLM:
         trace_routes: Path | None,
         prefix_disk: DiskOptions | None,
         beside_bytes: int,
+        draft: Draft,
+        smaller: Artifact | None,
     ) -> None:
         self.plan = plan_model(
-            self.artifact, memory, read_machine(), threads=threads, beside_bytes=beside_bytes
+            self.artifact,
+            memory,
+            read_machine(),
+            threads=threads,
+            beside_bytes=beside_bytes,
+            draft=smaller,
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
+        if smaller is not None:
+            check_vocabulary(self.artifact, self.tokenizer, smaller)
         self._template = _template(self.artifact, self.tokenizer)
         self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
@@ -131,13 +155,26 @@ class LLM:
             trace_routes=trace_routes,
         )
         try:
+            second = None
+            if smaller is not None:
+                window = self.plan.window
+                second = draft_engine(smaller, window, threads=threads, kernels=kernels)
+            self._drafting = Drafting(self.engine, draft, second)
+        except BaseException:
+            self.engine.close()
+            raise
+        try:
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self.engine.warm()
             self._governor = governor(self.plan, self.engine.experts)
         except BaseException:
-            self.engine.close()
+            self._close_engines()
             raise
+
+    def _close_engines(self) -> None:
+        self._drafting.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -158,10 +195,10 @@ class LLM:
         self._cancelled.set()
         if self._owner == threading.get_ident() and self._steps is not None:
             self._steps.close()  # this thread's own, unfinished iterator: it cannot be waited for
-            self.engine.close()
+            self._close_engines()
             return
         with self._turn:
-            self.engine.close()
+            self._close_engines()
 
     def cancel(self) -> None:
         """Stop the generation that runs now, within one step. Callable from any thread."""
@@ -360,6 +397,7 @@ class LLM:
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
+                drafter=self._drafting.drafters(),
             )
             self._steps = steps
             try:

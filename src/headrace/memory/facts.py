@@ -21,6 +21,7 @@ from headrace.models.decoder import model_shape
 TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
+DRAFT_ROWS = 128  # of a pass of a draft model
 _POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 
 
@@ -31,15 +32,37 @@ def plan_model(
     *,
     threads: int | None = None,
     beside_bytes: int = 0,
+    draft: Artifact | None = None,
 ) -> Plan | Refusal:
     """The plan of a model on a machine: what every command shows, and what loading gets.
 
-    threads: as in `kernel_threads`. beside_bytes: workspace that is kept for something else. Raises SettingError, and
-    FileError or UnsupportedError for a manifest that cannot be used.
+    threads: as in `kernel_threads`. beside_bytes: workspace that is kept for something else. draft: a draft model that
+    is loaded beside it. Raises SettingError, and FileError or UnsupportedError for a manifest that cannot be used.
     """
-    facts = model_facts(source, threads=kernel_threads(threads, machine))
+    threads = kernel_threads(threads, machine)
+    facts = model_facts(source, threads=threads)
+    if draft is not None:
+        facts = with_draft(facts, model_facts(draft, threads=threads))
     workspace = replace(facts.workspace, fixed=facts.workspace.fixed + beside_bytes)
     return plan(machine, replace(facts, workspace=workspace), options)
+
+
+def with_draft(facts: ModelFacts, draft: ModelFacts) -> ModelFacts:
+    """Facts of a model with a draft model beside it, whose experts are all in memory and whose context is as long."""
+    own, beside = facts.workspace, draft.workspace
+    return replace(
+        facts,
+        dense_bytes=facts.dense_bytes
+        + draft.dense_bytes
+        + draft.num_slots * draft.expert_slot_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token + draft.kv_bytes_per_token,
+        text_bytes=facts.text_bytes + draft.text_bytes,
+        workspace=replace(
+            own,
+            fixed=own.fixed + beside.nbytes(DRAFT_ROWS, 0),
+            per_position=own.per_position + beside.per_position,
+        ),
+    )
 
 
 def kernel_threads(threads: int | None, machine: Machine) -> int:
