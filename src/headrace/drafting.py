@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from headrace.artifact.container import TOKENIZER_NAME, Artifact
+from headrace.artifact.head import read_head
 from headrace.engine.draft_model import DraftModelError, ModelDrafter
 from headrace.engine.engine import Engine
+from headrace.engine.mtp import MtpDrafter, MtpHead
 from headrace.engine.speculate import Drafter, Lookup
-from headrace.errors import SettingError
+from headrace.errors import SettingError, UnsupportedError
 from headrace.memory.facts import DRAFT_ROWS
 from headrace.text.tokenizer import Tokenizer
 
-Draft = Literal["auto", "lookup", "model"]
+Draft = Literal["auto", "lookup", "mtp", "model"]
 
 DEFAULT_DRAFT: Draft = "auto"
 
@@ -20,21 +22,43 @@ DEFAULT_DRAFT: Draft = "auto"
 class Drafting:
     """The drafters of one model; makes new ones for every generation."""
 
-    def __init__(self, engine: Engine, draft: Draft, model: Engine | None = None) -> None:
-        """model: the draft model's engine, which is closed with this."""
+    def __init__(
+        self, artifact: Artifact, engine: Engine, draft: Draft, model: Engine | None = None
+    ) -> None:
+        """model: the draft model's engine, which is closed with this. Raises UnsupportedError where `draft` is the
+        model's own head, and there is none; FileError for one that cannot be used."""
         self._engine = engine
         self._draft = draft
         self._model = model
+        self._head: MtpHead | None = None
+        if draft == "mtp" or (draft == "auto" and model is None):
+            self._head = self._opened(artifact)
+
+    def _opened(self, artifact: Artifact) -> MtpHead | None:
+        found, engine = read_head(artifact), self._engine
+        if found is not None:
+            return MtpHead(found, engine.backend, engine.fraction_bits, engine.context)
+        if self._draft == "mtp":
+            raise UnsupportedError(
+                f"{artifact.path} has no head that drafts",
+                hint="draft by lookup, or with a draft model",
+            )
+        return None
 
     def drafters(self) -> list[Drafter]:
         """In the order in which they are asked."""
-        lookup = Lookup(self._engine.context)
-        if self._model is None or self._draft == "lookup":
-            return [lookup]
-        model = ModelDrafter(self._model)
-        return [model] if self._draft == "model" else [lookup, model]
+        found: list[Drafter] = []
+        if self._draft in ("auto", "lookup"):
+            found.append(Lookup(self._engine.context))
+        if self._head is not None:
+            found.append(MtpDrafter(self._head))
+        if self._model is not None:
+            found.append(ModelDrafter(self._model))
+        return found
 
     def close(self) -> None:
+        if self._head is not None:
+            self._head.close()
         if self._model is not None:
             self._model.close()
 

@@ -154,16 +154,13 @@ class LLM:
             experts=stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
+        self._drafting: Drafting | None = None
         try:
             second = None
             if smaller is not None:
                 window = self.plan.window
                 second = draft_engine(smaller, window, threads=threads, kernels=kernels)
-            self._drafting = Drafting(self.engine, draft, second)
-        except BaseException:
-            self.engine.close()
-            raise
-        try:
+            self._drafting = Drafting(self.artifact, self.engine, draft, second)
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self.engine.warm()
@@ -173,7 +170,8 @@ class LLM:
             raise
 
     def _close_engines(self) -> None:
-        self._drafting.close()
+        if self._drafting is not None:
+            self._drafting.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -397,7 +395,7 @@ class LLM:
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
-                drafter=self._drafting.drafters(),
+                drafter=self._drafting.drafters() if self._drafting else None,
             )
             self._steps = steps
             try:

@@ -204,6 +204,12 @@ class PyRunner {
     return {runner_->residual(), {size_t(capacity_), size_t(hidden_)}, nb::find(this)};
   }
 
+  void put(In<int32_t> x) {
+    require(x.ndim() == 2 && x.shape(1) == size_t(hidden_), "rows of X are not [rows, hidden]");
+    require(x.shape(0) >= 1 && x.shape(0) <= size_t(capacity_), "more rows than the runner holds, or none");
+    runner_->put(x.data(), int(x.shape(0)));
+  }
+
   std::vector<int64_t> clipped() const {
     std::vector<int64_t> out;
     for (int site = 0; site < kNumSites; ++site) out.push_back(runner_->clipped(site));
@@ -448,6 +454,7 @@ void bind_runner(nb::module_& m) {
       .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
       .def("residual", &PyRunner::residual)
+      .def("put", &PyRunner::put)
       .def("clipped", &PyRunner::clipped);
 }
 

@@ -94,7 +94,9 @@ void Runner::add(const Operation& given) {
   if (makes_vectors(op.kind)) last_producer_ = index;
   if (op.kind == Kind::kProject && last_producer_ >= 0) {
     Operation& producer = ops_[last_producer_];
-    producer.alone = last_producer_ == index - 1;
+    // Threads that each make the vector from X could find another's part of the product there.
+    const bool overwrites = producer.kind == Kind::kNorm && op.target == kX;
+    producer.alone = last_producer_ == index - 1 && !overwrites;
     if (producer.alone) op.producer = last_producer_;
     else for (Operation& other : ops_) other.producer = other.producer == last_producer_ ? -1 : other.producer;
   }
@@ -138,6 +140,12 @@ int Runner::run(int begin, int end, const Batch& batch) {
   make_row_blocks();
   pool_.run(begin, end);
   return stopped_;
+}
+
+void Runner::put(const int32_t* x, int rows) {
+  rows_ = rows;
+  if (mixture_) mixture_->begin();
+  std::memmove(row_of(kX, 0), x, size_t(rows) * shape_.hidden * sizeof(int32_t));
 }
 
 void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last) {

@@ -84,6 +84,8 @@ class Runner : private Job {
   void add_experts(int layer, const ExpertLayout& layout);
   // Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without a slot.
   int run(int begin, int end, const Batch& batch);
+  // Makes rows [rows, hidden] the X of a new pass.
+  void put(const int32_t* x, int rows);
   // Some of the experts of the layer whose stages begin at `begin`; the sum of all is added with the last part.
   void run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last);
   // Gives the last operation, a Route, the router of a later layer to guess with.

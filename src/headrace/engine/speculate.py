@@ -138,7 +138,7 @@ class Depth:
         self._passes = Passes() if passes is None else passes
         self._share = 0.5  # of drafts that were right
         self._cost: tuple[float, int] | None = None  # seconds of one draft, measured at which pass
-        self._asked = -1  # the pass before which the drafter was asked last
+        self._asked: int | None = None  # passes that there were when the drafter was asked last
         self._compared = 0.0  # seconds of drafts that were not read
 
     def judged(self, right: int, wrong: int) -> None:
@@ -153,7 +153,7 @@ class Depth:
     def drafted(self, drafts: int, seconds: float, *, read: bool) -> None:
         """So many drafts were made in that time. What a drafter takes that lags behind is not what a draft costs."""
         now, self._compared = self._passes.count, self._compared + (0.0 if read else seconds)
-        if self._asked == now - 1:
+        if self._asked is not None and self._asked >= now - 1:
             each = seconds / max(drafts, 1)
             before = each if self._cost is None else self._cost[0]
             self._cost = before + (each - before) * TIME_RATE, now

@@ -138,6 +138,9 @@ class NativeRunner:
     def residual(self, rows: int) -> NDArray[np.int32]:
         return self._open.residual()[:rows]
 
+    def put(self, rows: I32) -> None:
+        self._open.put(np.ascontiguousarray(rows))
+
     def saturations(self) -> Mapping[str, int]:
         return dict(zip(p.SITES, self._open.clipped(), strict=True))
 

@@ -361,6 +361,9 @@ class Runner(Protocol):
     def residual(self, rows: int) -> NDArray[np.int32]:
         """The first `rows` rows of X, [rows, hidden]; valid until the next run."""
 
+    def put(self, rows: NDArray[np.int32]) -> None:
+        """Make i32[rows, hidden] the X of a new pass of 1 to `capacity` rows."""
+
     def saturations(self) -> Mapping[str, int]:
         """How many values were clipped since the runner was made, by site."""
 

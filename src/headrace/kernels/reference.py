@@ -107,6 +107,11 @@ class ReferenceRunner:
     def residual(self, rows: int) -> NDArray[np.int32]:
         return self._buffers[p.Buffer.X][:rows].astype(np.int32)
 
+    def put(self, rows: NDArray[np.int32]) -> None:
+        self._rows = len(rows)
+        self._guessed_layer = -1
+        self._buffers[p.Buffer.X][: len(rows)] = rows
+
     def saturations(self) -> Mapping[str, int]:
         return dict(self._sites)
 

@@ -22,6 +22,7 @@ TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
 DRAFT_ROWS = 128  # of a pass of a draft model
+HEAD_ROWS = 64  # of a pass of a head that drafts
 _POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 
 
