@@ -11,6 +11,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.mtp import MtpDrafter, MtpHead
 from headrace.engine.speculate import Drafter, Lookup
 from headrace.errors import SettingError, UnsupportedError
+from headrace.kernels.select import select
 from headrace.memory.facts import DRAFT_ROWS
 from headrace.text.tokenizer import Tokenizer
 
@@ -37,7 +38,9 @@ class Drafting:
     def _opened(self, artifact: Artifact) -> MtpHead | None:
         found, engine = read_head(artifact), self._engine
         if found is not None:
-            return MtpHead(found, engine.backend, engine.fraction_bits, engine.context)
+            # On a thread of its own: idle threads of two runners would take turns to be in each other's way.
+            backend = select(engine.backend.name, threads=1)
+            return MtpHead(found, backend, engine.fraction_bits, engine.context)
         if self._draft == "mtp":
             raise UnsupportedError(
                 f"{artifact.path} has no head that drafts",

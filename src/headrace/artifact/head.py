@@ -28,6 +28,8 @@ from headrace.errors import FileError, InputError
 from headrace.models.config import DecoderConfig
 
 HEAD_NAME = "mtp-head.safetensors"
+MAX_WIDTH = 1 << 18
+Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,18 @@ def read_head(artifact: Artifact) -> Head | None:
         raise FileError(path, error.place, error.cause, hint=hint) from None
 
 
+def head_size(folder: Path) -> tuple[int, int] | None:
+    """Bytes of the file and the width of the layer of the head in an artifact's folder; None without one.
+
+    Nothing else is read. Raises FileError.
+    """
+    path = folder / HEAD_NAME
+    if not os.path.lexists(path):
+        return None
+    tensors = {name: stored.data for name, stored in read_tensors(path).items()}
+    return path.stat().st_size, _width(path, tensors)
+
+
 def _read(path: Path, artifact: Artifact) -> Head:
     tensors = {name: stored.data for name, stored in read_tensors(path).items()}
     config = _config(path, artifact, tensors)
@@ -73,21 +87,23 @@ def _read(path: Path, artifact: Artifact) -> Head:
     return Head(config, {**described, **formats}, {**ours, **tensors}, path.stat().st_size)
 
 
-def _config(path: Path, artifact: Artifact, tensors: Mapping[str, NDArray[Any]]) -> DecoderConfig:
+def _config(path: Path, artifact: Artifact, tensors: Tensors) -> DecoderConfig:
     """The artifact's, with one ordinary layer as wide as the head says."""
-    width = tensors.get("ffn")
-    if width is None or width.shape != (1,):
-        raise FileError(path, "tensor 'ffn'", "is missing or no number")
     ours = DecoderConfig.from_json(artifact.manifest.config)
     try:
-        return replace(ours, num_layers=1, experts=None, ffn_size=int(width[0]))
+        return replace(ours, num_layers=1, experts=None, ffn_size=_width(path, tensors))
     except InputError as error:
         raise FileError(path, "tensor 'ffn'", error.message) from None
 
 
-def _format(
-    path: Path, name: str, shape: tuple[int, int], tensors: Mapping[str, NDArray[Any]]
-) -> dict[str, Any]:
+def _width(path: Path, tensors: Tensors) -> int:
+    width = tensors.get("ffn")
+    if width is None or width.shape != (1,) or not 0 < width[0] <= MAX_WIDTH:
+        raise FileError(path, "tensor 'ffn'", "is missing, or no width of a layer")
+    return int(width[0])
+
+
+def _format(path: Path, name: str, shape: tuple[int, int], tensors: Tensors) -> dict[str, Any]:
     """What a manifest would say of a packed weight, by its arrays."""
     codes, scales = (tensors.get(f"{name}.{part}") for part in ("codes", "scales"))
     if codes is None or scales is None or codes.ndim != 5 or scales.ndim != 3:

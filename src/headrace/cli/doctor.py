@@ -114,11 +114,11 @@ def examine(
         warnings.append(f"{name} is not ready here, so there is no plan: {_first_step(name)}")
     else:
         manifest = read_manifest(path / MANIFEST_NAME)
-        facts = model_facts(manifest, threads=kernel_threads(threads, machine))
+        facts = model_facts(path, threads=kernel_threads(threads, machine))
         warnings += _file_warnings(path, manifest)
         disk = _disk(path, manifest) if measure else None
         machine = replace(machine, disk_bytes_per_s=disk.bytes_per_s if disk else None)
-        result = plan_model(manifest, options, machine, threads=threads)
+        result = plan_model(path, options, machine, threads=threads)
     if isinstance(result, Plan) and facts is not None:
         expected = estimate(
             result,

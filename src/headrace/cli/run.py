@@ -188,8 +188,8 @@ class DraftFlags:
     draft: Annotated[
         Draft,
         _about(
-            "Where drafts come from: lookup (what came before in prompt and answer), model (--draft-model), or auto: "
-            "lookup first, then what there is."
+            "Where drafts come from: lookup (what came before in prompt and answer), mtp (a head that the model has), "
+            "model (--draft-model), or auto: lookup, and where it finds nothing what else there is."
         ),
     ] = DEFAULT_DRAFT
     draft_model: Annotated[
