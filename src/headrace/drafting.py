@@ -9,7 +9,7 @@ from headrace.artifact.head import read_head
 from headrace.engine.draft_model import DraftModelError, ModelDrafter
 from headrace.engine.engine import Engine
 from headrace.engine.mtp import MtpDrafter, MtpHead
-from headrace.engine.speculate import Drafter, Lookup
+from headrace.engine.speculate import Drafter, Lookup, Speculate, depth_of
 from headrace.errors import SettingError, UnsupportedError
 from headrace.kernels.select import select
 from headrace.memory.facts import DRAFT_ROWS
@@ -48,8 +48,10 @@ class Drafting:
             )
         return None
 
-    def drafters(self) -> list[Drafter]:
-        """In the order in which they are asked."""
+    def drafters(self, speculate: Speculate) -> list[Drafter]:
+        """For one generation, in the order in which they are asked; none where nothing is drafted."""
+        if depth_of(speculate) == 0:
+            return []
         found: list[Drafter] = []
         if self._draft in ("auto", "lookup"):
             found.append(Lookup(self._engine.context))

@@ -395,7 +395,7 @@ class LLM:
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
-                drafter=self._drafting.drafters() if self._drafting else None,
+                drafter=self._drafting.drafters(speculate) if self._drafting else None,
             )
             self._steps = steps
             try:
