@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.artifact.check import weight_arrays
 from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.head import read_head
 from headrace.cli import progress
 
 
