@@ -138,3 +138,6 @@ def stream_rows() -> Iterator[Row]:
     for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
         drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("speculate", "code editing", samples=(rate,), settings=drafts)
+    for draft, mode in (("lookup", "off"), ("lookup", 1), ("mtp", 1), ("model", "auto")):
+        drafts = {"draft": draft, "speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
+        yield row("drafters", "chat", samples=(50.0,), settings=drafts)
