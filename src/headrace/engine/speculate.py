@@ -135,7 +135,7 @@ class Depth:
     def __init__(self, most: int = AUTO_DEPTH, passes: Passes | None = None) -> None:
         """passes: those of several depths of one generation, counted once."""
         self._most = most
-        self._passes = Passes() if passes is None else passes
+        self.passes = Passes() if passes is None else passes
         self._share = 0.5  # of drafts that were right
         self._cost: tuple[float, int] | None = None  # seconds of one draft, measured at which pass
         self._asked: int | None = None  # passes that there were when the drafter was asked last
@@ -148,11 +148,16 @@ class Depth:
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass over one token and rows - 1 drafts."""
-        self._passes.add(rows, seconds)
+        self.passes.add(rows, seconds)
 
     def drafted(self, drafts: int, seconds: float, *, read: bool) -> None:
-        """So many drafts were made in that time. What a drafter takes that lags behind is not what a draft costs."""
-        now, self._compared = self._passes.count, self._compared + (0.0 if read else seconds)
+        """So many drafts were made in that time.
+
+        What a drafter takes that lags behind is not what a draft costs; what it takes for the prompt is spent.
+        """
+        now = self.passes.count
+        if self._asked is not None and not read:
+            self._compared += seconds
         if self._asked is not None and self._asked >= now - 1:
             each = seconds / max(drafts, 1)
             before = each if self._cost is None else self._cost[0]
@@ -162,28 +167,29 @@ class Depth:
     @property
     def cost(self) -> float:
         """Seconds of one draft; 0 where that is not known, or not worth counting."""
-        if self._cost is None or self._passes.count - self._cost[1] >= STALE:
+        if self._cost is None or self.passes.count - self._cost[1] >= STALE:
             return 0.0
         return self._cost[0] if self._cost[0] > FREE else 0.0
 
     def compares(self) -> bool:
         """Whether a draft that will not be read is worth making: it costs nothing, or little in all."""
         cost = self.cost
-        return not cost or self._compared + cost <= COMPARED * self._passes.seconds
+        return not cost or self._compared + cost <= COMPARED * self.passes.seconds
 
     def best(self) -> int:
         """Drafts for the next pass; 0 where they would not pay, or where a plain pass has to be timed.
 
         At most one row more than was timed: what rows take has steps, and the first that does not pay is the end.
         """
-        known = self._passes.known()
+        known = self.passes.known()
         if 1 not in known:
             return 0
         best, most = 0, GAIN / max(known[1], 1e-9)
-        tokens, cost = 1.0, self.cost
+        tokens, seconds, cost = 1.0, known[1], self.cost
         for depth in range(1, min(self._most, max(known)) + 1):
             tokens += self._share**depth
-            rate = tokens / max(_seconds(depth + 1, known) + depth * cost, 1e-9)
+            seconds = max(seconds, _seconds(depth + 1, known))  # less is a clock's noise
+            rate = tokens / max(seconds + depth * cost, 1e-9)
             if rate > most:
                 best, most = depth, rate
         return best
