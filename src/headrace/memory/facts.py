@@ -35,7 +35,7 @@ def plan_model(
     *,
     threads: int | None = None,
     beside_bytes: int = 0,
-    draft: Artifact | None = None,
+    draft: Path | Artifact | None = None,
 ) -> Plan | Refusal:
     """The plan of a model on a machine: what every command shows, and what loading gets.
 
