@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import adapters
 from bench.constrain import COMPILE, MASK
 from bench.constrain import SHARE as SHARE_OF_DECODE
+from bench.drafts_page import speculate
 from bench.figures import Figures, decode_name, passes
 from bench.quality import KL, TOP1
 from bench.rows import Row
@@ -204,32 +205,6 @@ def _shares(row: Row) -> list[str]:
     ]
 
 
-def _speculate(figures: Figures) -> Iterator[str]:
-    rows = figures.rows("speculate")
-    if not rows:
-        yield NOTHING
-        return
-    modes = list(dict.fromkeys(r.settings["speculate"] for r in rows))
-    cases = dict.fromkeys((r.measure, r.settings["sampled"], r.threads) for r in rows)
-    body = []
-    for measure, sampled, threads in cases:
-        found = figures.rows("speculate", measure=measure, sampled=sampled, threads=threads)
-        plain = next(r.median for r in found if r.settings["speculate"] == "off")
-        cells = {r.settings["speculate"]: _drafts_cell(r, plain) for r in found}
-        how = f"{measure}, {'sampled' if sampled else 'greedy'}, {threads_name(threads)}"
-        body.append([how, *(cells.get(mode, "-") for mode in modes)])
-    yield table(["tok/s", *map(str, modes)], body)
-    yield from provenance(rows)
-
-
-def _drafts_cell(row: Row, plain: float) -> str:
-    facts = row.settings
-    if facts["speculate"] == "off":
-        return f"{row.median:.1f}"
-    share = f"; {facts['accepted']} of {facts['drafted']}" if facts["drafted"] else ""
-    return f"{row.median:.1f} ({row.median / plain:.2f}x{share})"
-
-
 SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "targets": _targets,
     "speed": _speed,
@@ -241,6 +216,6 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "ablations": ablations,
     "policies": policies,
     "constrain": _constrain,
-    "speculate": _speculate,
+    "speculate": speculate,
     "adapters": adapters.section,
 }

@@ -25,6 +25,7 @@ KINDS = (
     "constrain",
     "speculate",
     "adapters",
+    "drafters",
 )
 
 

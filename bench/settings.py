@@ -23,6 +23,7 @@ class Settings:
     llama_python: interpreters with llama-cpp-python, one for each build to compare. torch_python: one with
     torch, transformers and gguf. work: a folder for what is made on the way, on the disk that is measured.
     mixture: the GGUF of the model that is bigger than memory; made where None.
+    headed: a checkpoint with a head that drafts, on which drafters are compared; they are not where None.
     schemas: a folder of JSON schemas to compile, and what it is called; none are where None.
     """
 
@@ -45,6 +46,7 @@ class Settings:
     stream_seconds: float = 240.0  # after which a sample of a peer ends early
     ablation_steps: int = 128
     disk_seconds: float = 2.0  # of one sample of raw reads
+    headed: Path | None = None
     schemas: Path | None = None
     schemas_name: str = "schemas"
     schemas_limit: int = 1500
@@ -69,6 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     add("--stream-seconds", type=float, default=default.stream_seconds)
     add("--ablation-steps", type=int, default=default.ablation_steps)
     add("--disk-seconds", type=float, default=default.disk_seconds)
+    add("--headed", type=Path, help="a checkpoint with a head that drafts")
     add("--schemas", type=Path, help="a folder of JSON schemas, with or without instances")
     add("--schemas-name", default=default.schemas_name, help="what the page calls them")
     add("--schemas-limit", type=int, default=default.schemas_limit)
@@ -94,6 +97,8 @@ def command(part: str, settings: Settings) -> str:
             peers += f" --{name}-python {name.upper()}/bin/python"
     if part == "constrain" and settings.schemas is not None:
         peers += f" --schemas SCHEMAS --schemas-limit {settings.schemas_limit}"
+    if part == "speculate" and settings.headed is not None:
+        peers += " --headed CHECKPOINT"
     if part not in ("stream", "ablations"):
         return f"python -m bench {part}{peers} --rounds {settings.rounds}"
     limit = "" if settings.limit_gb is None else f" --limit-gb {settings.limit_gb:g}"

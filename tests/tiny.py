@@ -172,6 +172,32 @@ def _mixture(at: str, settings: dict[str, Any], normal: Normal) -> dict[str, NDA
     return out
 
 
+def head_state(settings: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    """Random weights of a head that drafts, under their names; its layer is an ordinary one."""
+    hidden, ffn = settings["hidden_size"], 96
+    layer = {**settings, "num_hidden_layers": 1, "intermediate_size": ffn, "mlp_only_layers": (0,)}
+    if settings["model_type"] == "mixtral":
+        layer["model_type"] = "llama"
+    out = {
+        name.replace("model.", "mtp.", 1): array
+        for name, array in state(layer, seed + 1000).items()
+        if "embed" not in name and "lm_head" not in name
+    }
+    rng = np.random.default_rng(seed + 1000)
+    out["mtp.fc.weight"] = (rng.normal(size=(hidden, 2 * hidden)) / 4).astype(np.float32)
+    for name in ("embedding", "hidden"):
+        gain = 1 + 0.2 * rng.normal(size=hidden)
+        out[f"mtp.pre_fc_norm_{name}.weight"] = gain.astype(np.float32)
+    return out
+
+
+def write_head(checkpoint: Path, seed: int = 0) -> Path:
+    """A head that drafts, beside the checkpoint's own files."""
+    settings = json.loads((checkpoint / "config.json").read_text())
+    write_tensors(checkpoint / "mtp.safetensors", head_state(settings, seed))
+    return checkpoint
+
+
 def write_tensors(
     path: Path, tensors: dict[str, NDArray[Any]], dtypes: dict[str, str] | None = None
 ) -> None:
@@ -210,8 +236,14 @@ def write_checkpoint(path: Path, name: str, seed: int = 0, **changes: Any) -> Pa
 
 
 def make(
-    path: Path, name: str = "llama", options: ConvertOptions | None = None, **changes: Any
+    path: Path,
+    name: str = "llama",
+    options: ConvertOptions | None = None,
+    head: int | None = None,
+    **changes: Any,
 ) -> Artifact:
-    """A converted artifact of a variant at `path`."""
+    """A converted artifact of a variant at `path`. head: with a head that drafts, of that seed."""
     checkpoint = write_checkpoint(path.with_name(path.name + "-source"), name, **changes)
+    if head is not None:
+        write_head(checkpoint, head)
     return convert(checkpoint, path, options)

@@ -25,6 +25,14 @@ from headrace.artifact.adapter import Adapter, open_adapter
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
+from headrace.drafting import (
+    DEFAULT_DRAFT,
+    Draft,
+    Drafting,
+    check_draft,
+    check_vocabulary,
+    draft_engine,
+)
 from headrace.engine.engine import Engine
 from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
@@ -72,6 +80,8 @@ class LLM:
         with_forecast: bool = True,
         prefix_disk: DiskOptions | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        draft: Draft = DEFAULT_DRAFT,
+        draft_model: str | Path | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
@@ -81,14 +91,17 @@ class LLM:
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
         with_forecast: whether a fitted forecast is used. prefix_disk:
         where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. adapters:
-        LoRA adapters by name, each an artifact of this model or a PEFT folder, which is converted. Raises
-        MemoryBudgetError for what cannot fit.
+        LoRA adapters by name, each an artifact of this model or a PEFT folder, which is converted. draft: where drafts
+        come from that a generation asks for (`speculate`); draft_model: a smaller model with the same vocabulary that
+        makes them, inside the budget. Raises MemoryBudgetError for what cannot fit, DraftModelError.
         """
+        check_draft(draft, draft_model is not None)
         if memory is None:
             memory = PlanOptions(
                 memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
             )
         self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
+        smaller = None if draft_model is None else open_artifact(locate.locate(draft_model))
         self._turn = threading.Lock()
         self._owner: int | None = None
         self._steps: Generator[Token, None, None] | None = None
@@ -103,6 +116,8 @@ class LLM:
                 prefix_disk,
                 beside_bytes,
                 open_adapters(adapters, self.artifact),
+                draft,
+                smaller,
             )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
@@ -119,13 +134,22 @@ class LLM:
         prefix_disk: DiskOptions | None,
         beside_bytes: int,
         adapters: Mapping[str, Adapter],
+        draft: Draft,
+        smaller: Artifact | None,
     ) -> None:
         machine = read_machine()
         beside_bytes += needed_bytes(adapters, kernel_threads(threads, machine))
         self.plan = plan_model(
-            self.artifact, memory, machine, threads=threads, beside_bytes=beside_bytes
+            self.artifact,
+            memory,
+            machine,
+            threads=threads,
+            beside_bytes=beside_bytes,
+            draft=smaller,
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
+        if smaller is not None:
+            check_vocabulary(self.artifact, self.tokenizer, smaller)
         self._template = _template(self.artifact, self.tokenizer)
         self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
@@ -138,15 +162,26 @@ class LLM:
             experts=stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,
         )
+        self._drafting: Drafting | None = None
         try:
+            second = None
+            if smaller is not None:
+                window = self.plan.window
+                second = draft_engine(smaller, window, threads=threads, kernels=kernels)
+            self._drafting = Drafting(self.artifact, self.engine, draft, second)
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self._adapters = NamedAdapters(self.engine, adapters, self.plan.ledger.headroom)
             self.engine.warm()
             self._governor = governor(self.plan, self.engine.experts)
         except BaseException:
-            self.engine.close()
+            self._close_engines()
             raise
+
+    def _close_engines(self) -> None:
+        if self._drafting is not None:
+            self._drafting.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -167,10 +202,10 @@ class LLM:
         self._cancelled.set()
         if self._owner == threading.get_ident() and self._steps is not None:
             self._steps.close()  # this thread's own, unfinished iterator: it cannot be waited for
-            self.engine.close()
+            self._close_engines()
             return
         with self._turn:
-            self.engine.close()
+            self._close_engines()
 
     def cancel(self) -> None:
         """Stop the generation that runs now, within one step. Callable from any thread."""
@@ -399,6 +434,7 @@ class LLM:
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
+                drafter=self._drafting.drafters(speculate) if self._drafting else None,
             )
             self._steps = steps
             try:

@@ -52,7 +52,9 @@ void Runner::add(const Operation& given) {
   if (makes_vectors(op.kind)) last_producer_ = index;
   if (op.kind == Kind::kProject && last_producer_ >= 0) {
     Operation& producer = ops_[last_producer_];
-    producer.alone = last_producer_ == index - 1;
+    // Threads that each make the vector from X could find another's part of the product there.
+    const bool overwrites = producer.kind == Kind::kNorm && op.target == kX;
+    producer.alone = last_producer_ == index - 1 && !overwrites;
     if (producer.alone) op.producer = last_producer_;
     else for (Operation& other : ops_) other.producer = other.producer == last_producer_ ? -1 : other.producer;
   }

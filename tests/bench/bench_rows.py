@@ -147,3 +147,6 @@ def stream_rows() -> Iterator[Row]:
     for name, seconds in (("reload to the first token", 0.2), ("a token without", 0.005),
                           ("switch to the first token", 0.006)):  # fmt: skip
         yield row("adapters", name, samples=(seconds,))
+    for draft, mode in (("lookup", "off"), ("lookup", 1), ("mtp", 1), ("model", "auto")):
+        drafts = {"draft": draft, "speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
+        yield row("drafters", "chat", samples=(50.0,), settings=drafts)

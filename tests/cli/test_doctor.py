@@ -228,3 +228,17 @@ def test_what_is_no_model(shell: Shell, tmp_path: Path) -> None:
         done = shell.run("doctor", name)
         assert done.returncode == 2
         assert done.stderr.startswith(b"error: ")
+
+
+def test_a_draft_model_is_counted(shell: Shell, model: Path) -> None:
+    flags = ("--sim-ram", "8", "--memory-gb", "1.5", "--max-context", "512")
+    alone, both = _json(shell, model, *flags), _json(shell, model, *flags, "--draft-model", model)
+    machine = simulated(8 * 10**9, None, usable_cores())
+    made = plan_model(model, PlanOptions(memory_gb=1.5, max_context=512), machine, draft=model)
+    assert isinstance(made, Plan)
+    assert both["plan"]["ledger"] == dict(made.ledger.rows())
+    for row in ("dense", "kv"):
+        assert both["plan"]["ledger"][row] == 2 * alone["plan"]["ledger"][row]
+    done = shell.run("doctor", model, "--no-measure", "--draft-model", "nothing:1b")
+    assert done.returncode == 2
+    assert "nothing:1b" in done.stderr

@@ -48,3 +48,32 @@ def test_what_is_no_depth_is_refused(
     code, out, err = asked(capsys, model, f"--speculate={given}")
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
+
+
+def test_a_draft_model_says_the_same(
+    tiny_artifact: Callable[[str], Artifact], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = asked(capsys, model)
+    for draft in (model, str(tiny_artifact("qwen3").path)):
+        again = asked(capsys, model, "--draft-model", draft, "--speculate", "4", "--draft", "model")
+        assert again[:2] == plain[:2]
+        assert again[2].splitlines()[-1] == plain[2].splitlines()[-1]
+        assert "drafts: " in again[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (["--draft", "lookup"], "speculate is off"),
+        (["--draft-model", "."], "speculate is off"),
+        (["--draft", "model", "--speculate", "auto"], "there is no draft model"),
+        (["--draft", "lookup", "--draft-model", ".", "--speculate", "2"], "has no effect"),
+    ],
+)
+def test_flags_that_contradict_each_other(
+    model: str, capsys: pytest.CaptureFixture[str], flags: list[str], cause: str
+) -> None:
+    code, out, err = asked(capsys, model, *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert cause in err

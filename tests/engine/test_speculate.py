@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.speculate import (
     AUTO_DEPTH,
+    COMPARED,
+    FREE,
     MAX_DEPTH,
     NGRAMS,
     STALE,
@@ -119,6 +123,110 @@ def test_a_time_of_nothing_divides_nothing() -> None:
     depth = Depth()
     depth.passed(1, 0.0)
     assert depth.best() >= 0
+
+
+def timed(cost: float, share: int = 40) -> Depth:
+    """Passes of 1 and 2 rows take 1.0 and 1.1, a draft `cost`; drafts were right `share` times of 40."""
+    depth = Depth()
+    depth.passed(1, 1.0)
+    depth.drafted(1, 99.0, read=False)  # a prompt is read: not what a draft costs
+    depth.passed(2, 1.1)
+    depth.drafted(1, cost, read=True)
+    for _ in range(3):
+        depth.judged(share, 40 - share)
+    return depth
+
+
+def test_drafts_that_cost_more_than_they_save_are_not_read() -> None:
+    assert timed(0.0).best() == 2  # one more than was timed
+    assert timed(0.7).best() > 0
+    assert timed(0.9).best() == 0
+    assert timed(0.4, share=10).best() == 0
+    assert timed(0.0).cost == timed(FREE / 2).cost == 0.0
+    assert timed(0.25).cost == 0.25
+
+
+def test_the_cost_of_one_that_lags_behind_is_not_that_of_a_draft() -> None:
+    depth = timed(0.25)
+    for _ in range(5):
+        depth.passed(1, 1.0)
+    depth.drafted(1, 7.0, read=False)
+    assert depth.cost == 0.25
+    depth.passed(1, 1.0)
+    depth.drafted(4, 4.0, read=True)
+    assert depth.cost == 0.25 + (1.0 - 0.25) / 4
+    for _ in range(STALE):
+        depth.passed(1, 1.0)
+    assert depth.cost == 0.0  # to be measured anew
+
+
+def test_a_dear_draft_is_compared_now_and_then() -> None:
+    """In all for a small share of the passes' time."""
+    depth, spent, passes = timed(0.9), 0.0, 2000
+    start = depth.passes.seconds
+    for _ in range(passes):
+        if not depth.best() and depth.compares():
+            spent += 0.9
+            depth.drafted(1, 0.9, read=False)
+        depth.passed(1, 1.0)
+    total = depth.passes.seconds - start
+    assert 0 < spent < 2 * COMPARED * total
+
+
+class Said:
+    """Drafts what it was told to."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = list(tokens)
+        self.calls: list[int] = []
+        self.closed = 0
+
+    def propose(self, history: object, limit: int) -> list[int]:
+        self.calls.append(limit)
+        return self._tokens[:limit]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Heard(Said):
+    """And hears of passes."""
+
+    def follow(self, start: int, tokens: object, hidden: object) -> None:
+        self.calls.append(-start)
+
+
+def test_the_first_that_says_something_is_read() -> None:
+    silent, first, second = Said(), Said(3, 4), Said(5, 6, 7)
+    several = Speculation([silent, first, second], 10, 3)
+    assert several.propose([1, 2], 9) == [3, 4]
+    assert (silent.calls, first.calls, second.calls) == ([3], [3], [])
+    several.close()
+    assert (silent.closed, first.closed, second.closed) == (1, 1, 1)
+    assert Speculation([silent, silent], 10, 3).propose([1], 9) == []
+
+
+def test_each_has_its_own_fate() -> None:
+    """The first is always wrong, the second always right: with "auto" the second is read in the end."""
+    wrong, right = Said(9), Said(1)
+    both, history, read = Speculation([wrong, right], 10), [1], []
+    for _ in range(60):
+        both.begin_pass()
+        drafts = both.propose(history, 4)
+        read.append(drafts)
+        time.sleep(0.002)
+        both.end_pass(1, len(drafts))
+        both.settle(len(drafts), int(drafts == [1])) if drafts else None
+        history = [*history, 1]
+    assert [1] in read[-20:]
+    assert [9] not in read[-20:]
+
+
+def test_who_hears_of_passes() -> None:
+    heard = Heard(1)
+    assert Speculation([Said(1), Same()], 10).hidden is None
+    assert Speculation([Said(1), heard], 10).hidden == heard.follow
+    assert Speculation(heard, 10).hidden == heard.follow
 
 
 class Same:

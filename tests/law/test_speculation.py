@@ -93,7 +93,7 @@ def run(
     engine: Engine,
     params: SamplingParams = GREEDY,
     speculate: Speculate = "off",
-    drafter: Drafter | None = None,
+    drafter: Drafter | Tokens[Drafter] | None = None,
     prompt: list[int] = PROMPT,
     end: int | None = None,
     cancel: bool = False,

@@ -48,7 +48,7 @@ def check_tensors(
             raise FileError(path, f"weight {name!r}", f"is {entry['shape']}, not {list(shape)}")
         if name in shapes:
             arrays |= weight_arrays(name, entry)
-    _check_shapes(path, arrays, tensors)
+    check_shapes(path, arrays, tensors)
     for name in tensors:
         check_values(path, name, tensors[name])
         if release:
@@ -73,6 +73,10 @@ def weight_shapes(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     yield "embed", (c.vocab_size, c.hidden_size)
     if not c.tied:
         yield "head", (c.vocab_size, c.hidden_size)
+    yield from _layer_weights(c)
+
+
+def _layer_weights(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     for i in range(c.num_layers):
         yield f"layers.{i}.qkv", (c.q_size + 2 * c.kv_size, c.hidden_size)
         yield f"layers.{i}.out", (c.hidden_size, c.q_size)
@@ -100,6 +104,26 @@ def array_shapes(c: DecoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]
     yield "rope.low", "I32", (numbers.ROPE_LOW, half, 2)
     yield "rope.high", "I32", (rows, half, 2)
     yield "table.sigmoid", "I32", (2 * numbers.SIGMOID_RANGE * numbers.SIGMOID_STEPS + 1,)
+    yield from _layer_arrays(c)
+
+
+def head_shapes(c: DecoderConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """`weight_shapes` of a head that drafts, a decoder of one layer."""
+    yield "fc.embed", (c.hidden_size, c.hidden_size)
+    yield "fc.hidden", (c.hidden_size, c.hidden_size)
+    yield from _layer_weights(c)
+
+
+def head_array_shapes(c: DecoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """`array_shapes` of a head that drafts."""
+    yield "identity", "U8", (32,)
+    yield "ffn", "I32", (1,)
+    yield from _gain("fc.embed_norm", c.hidden_size)
+    yield from _gain("fc.hidden_norm", c.hidden_size)
+    yield from _layer_arrays(c)
+
+
+def _layer_arrays(c: DecoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     yield from _gain("norm", c.hidden_size)
     for i in range(c.num_layers):
         yield from _gain(f"layers.{i}.attention_norm", c.hidden_size)
@@ -136,7 +160,7 @@ def weight_arrays(name: str, entry: Mapping[str, Any]) -> dict[str, tuple[str, t
     return out
 
 
-def _check_shapes(path: Path, expected: Shapes, tensors: Tensors) -> None:
+def check_shapes(path: Path, expected: Shapes, tensors: Tensors) -> None:
     for name in sorted(expected.keys() ^ tensors.keys()):
         cause = "is missing" if name in expected else "is not described by the manifest"
         raise FileError(path, f"tensor {name!r:.120}", cause)

@@ -7,6 +7,7 @@ grow with the model.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -26,10 +27,11 @@ from headrace.artifact.container import (
     open_artifact,
 )
 from headrace.artifact.forecast import keep_forecast
+from headrace.artifact.head import HEAD_NAME, read_head
 from headrace.artifact.manifest import MANIFEST_NAME, FileEntry, Manifest
 from headrace.artifact.packing import pack
 from headrace.artifact.parts import Part
-from headrace.artifact.plan import Plan, make_plan
+from headrace.artifact.plan import Plan, make_head_plan, make_plan
 from headrace.artifact.records import (
     EXPERTS_PREFIX,
     RECORD_ALIGNMENT,
@@ -38,9 +40,10 @@ from headrace.artifact.records import (
 )
 from headrace.artifact.sources import ConvertOptions, Source, open_source
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
-from headrace.errors import FileError
+from headrace.errors import FileError, InputError
 from headrace.kernels.program import ExpertLayout
 
+_KINDS = {"int16": "I16", "int32": "I32", "uint8": "U8"}
 Files = list[list[TensorSpec]]
 Progress = Callable[[str, int, int], None]
 
@@ -68,10 +71,12 @@ def convert(
         raise
     except OverflowError as error:
         raise FileError(source, "tensors", str(error)) from None
+    head = _head_plan(opened, options or ConvertOptions())
     dense, experts = _dense_files(plan), _expert_files(plan)
-    sizes = [spec.nbytes for specs in dense + experts for spec in specs]
+    beside = [] if head is None else _dense_files(head)
+    sizes = [spec.nbytes for specs in dense + experts + beside for spec in specs]
     needed = sum(sizes) + len(opened.tokenizer_json) + (1 << 20)
-    rows = _Step("convert", plan.rows, progress)
+    rows = _Step("convert", plan.rows + (0 if head is None else head.rows), progress)
 
     def written(count: int) -> None:
         opened.tensors.forget()  # what is packed is not needed any more
@@ -87,8 +92,29 @@ def convert(
         nbytes += 2 * _size(work.iterdir()) + _size(opened.files)
         read = _Step("verify", nbytes, progress).add
         _write_manifest(work, opened, plan, read)
-        keep_forecast(target, open_artifact(work, verify=True, read=read))
+        artifact = open_artifact(work, verify=True, read=read)
+        if head is not None:
+            _write_head(artifact, head, written)
+        keep_forecast(target, artifact)
     return open_artifact(target)
+
+
+def _head_plan(source: Source, options: ConvertOptions) -> Plan | None:
+    """What is written of a head that drafts. One that is not understood is left out: it changes no answer."""
+    try:
+        return make_head_plan(source, options)
+    except (InputError, OverflowError) as error:
+        warnings.warn(f"the draft head is left out: {error}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+def _write_head(artifact: Artifact, head: Plan, written: Callable[[int], None]) -> None:
+    """A file beside the artifact's own, bound to its identity and no part of it."""
+    identity = np.frombuffer(bytes.fromhex(artifact.identity), np.uint8)
+    bound = Plan(head.weights, {**head.arrays, "identity": identity}, {})
+    [specs] = _dense_files(bound)
+    _write_dense(artifact.path, [specs], bound, written, HEAD_NAME)
+    read_head(artifact)  # refuses values out of bounds
 
 
 class _Step:
@@ -117,7 +143,7 @@ def _dense_files(plan: Plan) -> Files:
         for key, (dtype, shape) in weight_arrays(name, entry).items()
     ]
     specs += [
-        TensorSpec(name, "I16" if array.dtype == np.int16 else "I32", array.shape)
+        TensorSpec(name, _KINDS[str(array.dtype)], array.shape)
         for name, array in plan.arrays.items()
     ]
     return _split(sorted(specs, key=lambda s: s.nbytes % 64 != 0))
@@ -146,19 +172,25 @@ def _split(specs: list[TensorSpec]) -> Files:
     return files
 
 
-def _write_dense(work: Path, files: Files, plan: Plan, written: Callable[[int], None]) -> None:
+def _write_dense(
+    work: Path,
+    files: Files,
+    plan: Plan,
+    written: Callable[[int], None],
+    name: str = "dense-{:05d}.safetensors",
+) -> None:
     with contextlib.ExitStack() as stack:
         where: dict[str, TensorFileWriter] = {}
         for number, specs in enumerate(files, start=1):
-            file = stack.enter_context((work / f"dense-{number:05d}.safetensors").open("wb"))
+            file = stack.enter_context((work / name.format(number)).open("wb"))
             writer = TensorFileWriter(file, specs)
             where.update({spec.name: writer for spec in specs})
-        for name, array in plan.arrays.items():
-            where[name].write(name, array)
-        for name, part in plan.weights.items():
+        for key, array in plan.arrays.items():
+            where[key].write(key, array)
+        for weight, part in plan.weights.items():
 
-            def write(field: str, array: NDArray[Any], tile: int, name: str = name) -> None:
-                key = f"{name}.{field}"
+            def write(field: str, array: NDArray[Any], tile: int, weight: str = weight) -> None:
+                key = f"{weight}.{field}"
                 where[key].write(key, array, tile * array[0].nbytes)
 
             _pack_slices(part, write, written)

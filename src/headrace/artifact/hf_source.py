@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from headrace.artifact.container import MAX_TEMPLATE_BYTES
 from headrace.artifact.hf_config import read_config
 from headrace.artifact.jsontext import read_bytes, read_object
 from headrace.artifact.manifest import TokenizerInfo
-from headrace.artifact.naming import HF_FAMILIES, HUGGING_FACE
+from headrace.artifact.naming import HF_FAMILIES, HUGGING_FACE, MTP
 from headrace.artifact.packing import AffineRows
 from headrace.artifact.parts import Index, Layout, Part, float_part
 from headrace.artifact.sources import Consumed, ConvertOptions, Source
@@ -37,9 +38,8 @@ def open_hugging_face(path: Path) -> Source:
         known = ", ".join(sorted(HF_FAMILIES))
         raise UnsupportedError(f"{path}: model_type {model_type!r:.60} is not supported: {known}")
     shards = _shards(path)
-    tensors = HFTensors(
-        path, _load(path, shards), raw.get("quantization") or raw.get("quantization_config")
-    )
+    quantization = raw.get("quantization") or raw.get("quantization_config")
+    tensors = HFTensors(path, _load(path, shards), quantization)
     config = read_config(config_path, model_type, Consumed(raw))
     return Source(
         path=path,
@@ -54,7 +54,20 @@ def open_hugging_face(path: Path) -> Source:
         tokenizer=_special(path, raw, config.vocab_size),
         files=tuple(sorted([*(path / name for name in shards), *_files(path, _TEXTS)])),
         unread=tuple(f.name for f in _files(path, {".safetensors"}) if f.name not in shards),
+        head=_head(path, shards, quantization),
     )
+
+
+def _head(path: Path, shards: Collection[str], quantization: object) -> HFTensors | None:
+    """The tensors of a head that drafts; None where there is none that can be read. It changes no answer."""
+    file = path / MTP.file
+    if MTP.file in shards or not file.is_file():
+        return None
+    try:
+        return HFTensors(file, read_tensors(file), quantization)
+    except FileError as error:
+        warnings.warn(f"the draft head is left out: {error}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def _files(path: Path, suffixes: Collection[str]) -> list[Path]:

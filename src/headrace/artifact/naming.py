@@ -6,7 +6,7 @@ not run slightly wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,50 @@ HUGGING_FACE = Names(
         down=f"{_HF_MLP}.shared_expert.down_proj",
     ),
     ignored=("model.layers.{i}.self_attn.rotary_emb.inv_freq",),
+)
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """A head that drafts the token after the next (multi-token prediction): a file beside the checkpoint's own.
+
+    names: of its one layer and its norm. fc: joins [normed embedding, normed state], in this order.
+    """
+
+    file: str
+    names: Names
+    fc: str
+    embed_norm: str
+    hidden_norm: str
+
+
+def _inside(prefix: str, names: Names) -> Names:
+    """The names of a model's layers under another prefix."""
+
+    def moved(name: str) -> str:
+        return name.replace("model.", prefix, 1)
+
+    return replace(
+        names,
+        norm=moved(names.norm),
+        attention_norm=moved(names.attention_norm),
+        qkv=tuple(map(moved, names.qkv)),  # type: ignore[arg-type]
+        q_norm=moved(names.q_norm),
+        k_norm=moved(names.k_norm),
+        out=moved(names.out),
+        mlp_norm=moved(names.mlp_norm),
+        gate_up=tuple(map(moved, names.gate_up)),  # type: ignore[arg-type]
+        down=moved(names.down),
+        ignored=tuple(map(moved, names.ignored)),
+    )
+
+
+MTP = HeadNames(
+    file="mtp.safetensors",
+    names=_inside("mtp.", HUGGING_FACE),
+    fc="mtp.fc",
+    embed_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
 )
 
 # model_type or general.architecture -> family. A GGUF of Mistral or Mixtral says llama.

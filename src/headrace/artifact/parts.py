@@ -87,6 +87,21 @@ def band(part: Part, begin: int, end: int) -> Part:
     return replace(part, n=end - begin, read=lambda index: part.read(index + begin))
 
 
+def columns(part: Part, begin: int, end: int) -> Part:
+    """Columns [begin, end) of a part, multiples of 32; where they cut a group, in groups of 32."""
+    if begin % part.layout.group or end % part.layout.group:
+        part = in_layout(part, replace(part.layout, group=BLOCK))
+    group = part.layout.group
+
+    def rows(index: Index) -> AffineRows:
+        whole, inside = part.read(index), slice(begin // group, end // group)
+        mins = None if whole.mins is None else whole.mins[:, inside]
+        codes = whole.codes[:, begin:end]
+        return AffineRows(whole.scales[:, inside], codes, mins, whole.bits, group)
+
+    return replace(part, k=end - begin, columns=end - begin, read=rows)
+
+
 def widest(layouts: Iterable[Layout]) -> Layout:
     """The layout that holds the values of all of these exactly."""
     every = list(layouts)

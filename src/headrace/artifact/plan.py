@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import localcontext
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith.numbers import FRACTION_BITS, rope_tables, sigmoid_table
-from headrace.artifact.naming import ExpertNames
+from headrace.artifact.naming import MTP, ExpertNames
 from headrace.artifact.packing import pack_bias, pack_gain, pack_router
-from headrace.artifact.parts import Part, band, in_layout, joined, padded, permuted, widest
+from headrace.artifact.parts import Part, band, columns, in_layout, joined, padded, permuted, widest
 from headrace.artifact.sources import ConvertOptions, Source
 from headrace.errors import FileError, InputError
 from headrace.models.config import ExpertsConfig, padded_rows
@@ -65,6 +65,19 @@ def make_plan(source: Source, options: ConvertOptions) -> Plan:
     return _Planner(source, options).plan()
 
 
+def make_head_plan(source: Source, options: ConvertOptions) -> Plan | None:
+    """The same for the head that drafts, as a decoder of one layer; None without one. See `read_head`.
+
+    Raises FileError, InputError for one that is not understood.
+    """
+    if source.head is None:
+        return None
+    width = source.head.part(MTP.names.gate_up[0].format(i=0), options).n
+    config = replace(source.config, num_layers=1, ffn_size=width, experts=None)
+    beside = replace(source, config=config, tensors=source.head, names=MTP.names)
+    return _Planner(replace(beside, extra_names=frozenset()), options).head_plan(width)
+
+
 class _Planner:
     def __init__(self, source: Source, options: ConvertOptions) -> None:
         self._source = source
@@ -86,6 +99,19 @@ class _Planner:
         for layer in range(c.num_layers):
             self._layer(layer)
         self._tables()
+        self._refuse_unused()
+        return Plan(self._weights, self._arrays, self._experts)
+
+    def head_plan(self, ffn_size: int) -> Plan:
+        hidden = self._config.hidden_size
+        fc = self._part(MTP.fc, hidden, 2 * hidden)
+        self._weight("fc.embed", columns(fc, 0, hidden))
+        self._weight("fc.hidden", columns(fc, hidden, 2 * hidden))
+        self._gain("fc.embed_norm", MTP.embed_norm, hidden)
+        self._gain("fc.hidden_norm", MTP.hidden_norm, hidden)
+        self._layer(0)
+        self._gain("norm", self._source.names.norm, hidden)
+        self._arrays["ffn"] = np.array([ffn_size], np.int32)
         self._refuse_unused()
         return Plan(self._weights, self._arrays, self._experts)
 

@@ -73,7 +73,8 @@ class Source:
     tokenizer: TokenizerInfo
     files: tuple[Path, ...]  # everything that was read, in a fixed order
     extra_names: frozenset[str] = field(default_factory=frozenset)  # consumed by the configuration
-    unread: tuple[str, ...] = ()  # files of tensors beside it that belong to something else
+    unread: tuple[str, ...] = ()  # files of tensors beside it that are no part of the model
+    head: Tensors | None = None  # of a head that drafts, in one of these files
 
 
 def open_source(path: Path) -> Source:

@@ -16,7 +16,7 @@ from headrace.artifact.room import free_bytes
 from headrace.cli import failure
 from headrace.cli.memory_options import DEFAULT_MEMORY, DEFAULT_SIM, MemoryOptions, SimOptions
 from headrace.cli.whole import WHOLE
-from headrace.errors import FileError, InputError
+from headrace.errors import FileError, InputError, UnknownModelError
 from headrace.llm import DEFAULT_MODEL
 from headrace.memory.estimate import Estimate, estimate
 from headrace.memory.facts import kernel_threads, model_facts, plan_model
@@ -60,6 +60,7 @@ def doctor(
     memory: MemoryOptions = DEFAULT_MEMORY,
     sim: SimOptions = DEFAULT_SIM,
     threads: Annotated[int | None, WHOLE] = None,
+    draft_model: str | None = None,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -74,12 +75,14 @@ def doctor(
         A name, an artifact, or a file that was converted before; smollm2:135m if not given.
     threads
         Threads of the kernels to plan for; every usable processor if not set.
+    draft_model
+        A draft model that is loaded beside it.
     measure
         Read a part of the model past the page cache, and memory, to expect a speed.
     json
         Print one JSON object; sizes in bytes. Flags that cannot be are {"error": ...}.
     """
-    report = examine(model, memory, sim, threads=threads, measure=measure)
+    report = examine(model, memory, sim, threads=threads, draft_model=draft_model, measure=measure)
     if json:
         print(json_text.dumps(as_json(report), indent=1))
     else:
@@ -101,6 +104,7 @@ def examine(
     sim: SimOptions,
     *,
     threads: int | None = None,
+    draft_model: str | None = None,
     measure: bool,
 ) -> Report:
     """Look at everything; reads manifests and, to measure, some bytes of one weight file."""
@@ -110,15 +114,16 @@ def examine(
     facts = result = disk = expected = None
     bandwidth = measure_memory(machine.cores) if measure else None
     warnings = _pressure_warnings(machine)
+    draft = None if draft_model is None else _ready(draft_model)
     if path is None:
         warnings.append(f"{name} is not ready here, so there is no plan: {_first_step(name)}")
     else:
         manifest = read_manifest(path / MANIFEST_NAME)
-        facts = model_facts(manifest, threads=kernel_threads(threads, machine))
+        facts = model_facts(path, threads=kernel_threads(threads, machine))
         warnings += _file_warnings(path, manifest)
         disk = _disk(path, manifest) if measure else None
         machine = replace(machine, disk_bytes_per_s=disk.bytes_per_s if disk else None)
-        result = plan_model(manifest, options, machine, threads=threads)
+        result = plan_model(path, options, machine, threads=threads, draft=draft)
     if isinstance(result, Plan) and facts is not None:
         expected = estimate(
             result,
@@ -141,6 +146,13 @@ def examine(
         installed=tuple(_installed(home)),
         warnings=tuple(warnings),
     )
+
+
+def _ready(name: str) -> Path:
+    """The artifact of a draft model. Raises UnknownModelError where it is not ready."""
+    if (path := locate.found(name)) is None:
+        raise UnknownModelError(f"{name} is not ready here", hint=_first_step(name))
+    return path
 
 
 def _first_step(name: str) -> str:

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.artifact.check import weight_arrays
 from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.head import read_head
 from headrace.cli import adapter_view, progress
 
 
@@ -64,6 +65,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         },
         "template": artifact.template,
         "experts": _experts(artifact),
+        "draft_head_bytes": None if (head := read_head(artifact)) is None else head.nbytes,
         "files": {k: {"bytes": f.nbytes, "sha256": f.sha256} for k, f in manifest.files.items()},
         "tensors": {name: _tensor(artifact, name) for name in manifest.tensors},
     }
@@ -138,6 +140,8 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
     yield f"size {facts['parameters'] / 1e6:,.1f} M weights, {facts['bytes']:,} bytes"
     if facts["experts"]:
         yield _expert_line(facts)
+    if facts["draft_head_bytes"]:
+        yield f"draft head {facts['draft_head_bytes']:,} bytes"
     yield "source " + ", ".join(f"{k} {_value(v)}" for k, v in facts["source"].items())
     yield (
         f"tokenizer bos {tokenizer['bos']} ({'added' if tokenizer['add_bos'] else 'not added'}),"

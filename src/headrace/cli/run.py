@@ -20,6 +20,7 @@ from headrace.cli.answer import answer
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.cli.prefix_options import DEFAULT_PREFIX, PrefixOptions
 from headrace.cli.whole import WHOLE, WHOLE_AUTO_OR_OFF
+from headrace.drafting import DEFAULT_DRAFT, Draft, check_draft
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import FileError, InputError, SettingError
@@ -173,6 +174,43 @@ class ReportFlags:
 NO_REPORT = ReportFlags()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class DraftFlags:
+    """The flags that say what is drafted, and by whom."""
+
+    speculate: Annotated[
+        Speculate,
+        WHOLE_AUTO_OR_OFF,
+        _about(
+            "Tokens to draft and to check together: a number up to 15, auto for as many as pay, or off. The answer is "
+            "the same."
+        ),
+    ] = DEFAULT_SPECULATE
+    draft: Annotated[
+        Draft,
+        _about(
+            "Where drafts come from: lookup (what came before in prompt and answer), mtp (a head that the model has), "
+            "model (--draft-model), or auto: lookup, and where it finds nothing what else there is."
+        ),
+    ] = DEFAULT_DRAFT
+    draft_model: Annotated[
+        str | None,
+        _about("A smaller model with the same vocabulary that drafts; --memory-gb counts both."),
+    ] = None
+
+    def check(self) -> None:
+        """Raises SettingError."""
+        check_draft(self.draft, self.draft_model is not None)
+        if depth_of(self.speculate) == 0 and (self.draft_model or self.draft != DEFAULT_DRAFT):
+            raise SettingError(
+                "drafts are asked for, and speculate is off", hint="give --speculate auto"
+            )
+
+
+NO_DRAFTS = DraftFlags()
+
+
 def run(
     model: str = DEFAULT_MODEL,
     *,
@@ -181,7 +219,7 @@ def run(
     raw: Flag = False,
     sampling: SamplingFlags = NO_FLAGS,
     constraint: GrammarFlags = NO_GRAMMAR,
-    speculate: Annotated[Speculate, WHOLE_AUTO_OR_OFF] = DEFAULT_SPECULATE,
+    drafts: DraftFlags = NO_DRAFTS,
     adapter: Path | None = None,
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
@@ -206,9 +244,6 @@ def run(
         A system message in front of the prompt or the chat.
     raw
         Continue the prompt as it stands, without the chat template.
-    speculate
-        Tokens to draft from the prompt and the answer and to check together: a number up to 15, auto for as many as
-        pay, or off. The answer is the same.
     adapter
         A LoRA adapter of the model: an artifact of headrace convert, or a PEFT folder, which is converted once.
     threads
@@ -217,7 +252,7 @@ def run(
         Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
     """
     params = sampling.params()
-    depth_of(speculate)
+    drafts.check()
     system = None if system is None else _utf8(system)
     if report.stats_json is not None:
         stats.check_writable(report.stats_json)
@@ -231,13 +266,14 @@ def run(
         trace_routes=report.trace_routes,
         prefix_disk=prefix.options(),
         adapter=adapter,
+        drafts=drafts,
     ) as (llm, facts):
         named = None if adapter is None else ADAPTER
         grammar = constraint.compiled(llm)
         if text is None:
-            return _chat(llm, facts, system, params, grammar, speculate, named)
+            return _chat(llm, facts, system, params, grammar, drafts.speculate, named)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        how: How = {"grammar": grammar, "speculate": speculate, "adapter": named}
+        how: How = {"grammar": grammar, "speculate": drafts.speculate, "adapter": named}
         pieces = llm.stream_ids(ids, params, continues=raw, **how)
         code = answer(llm, pieces, quiet=report.digest)
         return _report(llm, facts, code, report.stats_json, report.digest)
@@ -297,10 +333,13 @@ def loaded(
     trace_routes: Path | None = None,
     prefix_disk: DiskOptions | None = None,
     adapter: Path | None = None,
+    drafts: DraftFlags = NO_DRAFTS,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
+        smaller = drafts.draft_model
+        second = None if smaller is None else locate.locate(smaller, progress=report)
     start = time.perf_counter()
     with LLM(
         path,
@@ -310,6 +349,8 @@ def loaded(
         trace_routes=trace_routes,
         prefix_disk=prefix_disk,
         adapters=None if adapter is None else {ADAPTER: adapter},
+        draft=drafts.draft,
+        draft_model=second,
     ) as llm:
         backend = llm.engine.backend
         yield (

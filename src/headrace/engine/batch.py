@@ -52,6 +52,16 @@ def batch_of(work: Tokens[Work], adapters: Adapters) -> Batch:
     )
 
 
+def hand_out(work: Tokens[Work], hidden: NDArray[np.int32] | None) -> None:
+    """Give whoever wants them the states of their rows, of hidden i32[rows, hidden]; before tokens are committed."""
+    first = 0
+    for item in work:
+        end = first + len(item.tokens)
+        if hidden is not None and item.hidden is not None:
+            item.hidden(len(item.sequence), item.tokens, hidden[first:end])
+        first = end
+
+
 def within_context(program: Program, context: int) -> Program:
     """The same program with rotary tables, and so with scratch memory, for a shorter context."""
     return replace(program, rope_high=program.rope_high[: -(-context // ROPE_LOW)])

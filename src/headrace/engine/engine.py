@@ -21,7 +21,14 @@ from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
 from headrace.engine.adapters import Adapters, History, LoadedAdapter
-from headrace.engine.batch import aligned_zeros, batch_of, copy_page, pauses, within_context
+from headrace.engine.batch import (
+    aligned_zeros,
+    batch_of,
+    copy_page,
+    hand_out,
+    pauses,
+    within_context,
+)
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
@@ -213,7 +220,8 @@ class Engine:
             self._reserve(work)
             batch = batch_of(work, self.adapters)
             self._check(batch)
-            self._run_watched(batch, any(item.more for item in work), cancel)
+            states = any(item.hidden is not None for item in work)
+            hidden = self._run_watched(batch, any(item.more for item in work), states, cancel)
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
@@ -222,29 +230,45 @@ class Engine:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
         self._rows = self._chunk
+        hand_out(work, hidden)
         for item in work:
             item.sequence.commit(item.tokens)
         return self._runner.logits(len(batch.logit_rows))
 
-    def _run_watched(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+    def _run_watched(
+        self, batch: Batch, more: bool, states: bool, cancel: Callable[[], bool] | None
+    ) -> NDArray[np.int32] | None:
         """A pass over weights that are what they were when the model was opened. Raises FileError."""
         if self._watch.changed() and self._watch.verify() and self._mixture is not None:
             self._mixture.stream.forget()
-        self._run(batch, more, cancel)
+        hidden = self._run(batch, more, states, cancel)
         if self._watch.changed() and self._watch.verify():
             raise FileError(self._path, "weights", "were written to during a pass")
+        return hidden
 
     def _reserve(self, work: Tokens[Work]) -> None:
         for item in work:
             item.sequence.reserve(len(item.tokens))
 
-    def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+    def _run(
+        self, batch: Batch, more: bool, states: bool, cancel: Callable[[], bool] | None
+    ) -> NDArray[np.int32] | None:
+        """The whole program; with `states`, what its rows are behind the last layer, i32[rows, hidden]."""
+        size, layers = len(self._program.ops), self._program.marks[-1]
+        marks = self._marks
+        if states:
+            marks = (*(m for m in marks if m < layers), layers)
         if self._mixture is not None:
-            self._mixture.run(batch, self._cache, self._marks, admit=not more, cancel=cancel)
-            return
-        for begin, end in pairwise((0, *self._marks)):
-            check_cancelled(cancel if begin else None)
-            self._runner.run(begin, end, batch, self._cache)
+            self._mixture.run(batch, self._cache, marks, admit=not more, cancel=cancel)
+        else:
+            for begin, end in pairwise((0, *marks)):
+                check_cancelled(cancel if begin else None)
+                self._runner.run(begin, end, batch, self._cache)
+        if not states:
+            return None
+        hidden = self._runner.residual(len(batch.tokens)).copy()
+        self._runner.run(layers, size, batch, self._cache)
+        return hidden
 
     def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
         """Read tokens in chunks; the logits after the last, [vocab] (a view)."""
@@ -354,7 +378,7 @@ class Engine:
         constraint: Constraint | None = None,
         jump_forward: bool = True,
         speculate: Speculate = "off",
-        drafter: Drafter | None = None,
+        drafter: Drafter | Tokens[Drafter] | None = None,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
@@ -364,8 +388,9 @@ class Engine:
         own. Tokens and logits are always those of a new sequence with the same adapter. constraint: the tokens are
         those of its grammar, and where it cannot go on a ConstraintError ends the generation; jump_forward: what it
         forces is read in one pass, which changes no token. speculate: drafts that are read along, a number, or "auto"
-        for as many as pay, which changes no token either; drafter: in place of `Lookup`. Raises ContextError when the
-        prompt does not fit, InputError when it is empty or holds an unknown token, SettingError.
+        for as many as pay, which changes no token either; drafter: in place of `Lookup`, or several in their order.
+        Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token,
+        SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
@@ -390,7 +415,9 @@ class Engine:
             salt=salt,
         ).run()
 
-    def _speculation(self, speculate: Speculate, drafter: Drafter | None) -> Speculation | None:
+    def _speculation(
+        self, speculate: Speculate, drafter: Drafter | Tokens[Drafter] | None
+    ) -> Speculation | None:
         """None without drafts. A recorder of routes wants those of the tokens alone."""
         depth = depth_of(speculate)
         if depth == 0 or (self.experts is not None and self.experts.recorder is not None):

@@ -127,7 +127,13 @@ class Generation:
             unread = unread[: max(1, self._prompt_tokens - len(self._sequence))]
         part, more = next(self._engine.chunks(unread))
         self._drafts = self._proposed() if draft and len(part) == len(self._unread) else []
-        return Work(self._sequence, [*part, *self._drafts], more=more, wanted=1 + len(self._drafts))
+        return Work(
+            self._sequence,
+            [*part, *self._drafts],
+            more=more,
+            wanted=1 + len(self._drafts),
+            hidden=None if self._speculation is None else self._speculation.hidden,
+        )
 
     def _proposed(self) -> list[int]:
         """Drafts that may be read behind what is due: not with a prompt, and none that could not become a token."""
@@ -191,6 +197,8 @@ class Generation:
     def _end(self) -> int:
         """Take drafts back, keep and release what is there; tokens that the sequence held."""
         sequence = self._sequence
+        if self._speculation is not None:
+            self._speculation.close()
         if self._held is not None:
             sequence.rewind(self._held)
         held = len(sequence)

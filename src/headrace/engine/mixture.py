@@ -58,10 +58,10 @@ class Mixture:
     ) -> None:
         """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        marks: ends of ranges of operations, the last the program's; `cancel` is asked between them.
+        marks: ends of ranges of operations, the last where the pass ends; `cancel` is asked between them.
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
-        at, size = 0, len(self._ops)
+        at, size = 0, marks[-1]
         self.stream.begin_step()
         try:
             while at < size:

@@ -7,6 +7,7 @@ filled one is copied when one of its owners goes on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
@@ -131,7 +132,8 @@ class Sequence:
 class Work:
     """Tokens to read at the end of a sequence, and whether the logits of all or the last `wanted` are wanted.
 
-    more: further tokens of the same prompt follow in the next pass.
+    more: further tokens of the same prompt follow in the next pass. hidden: gets the position of the first token, the
+    tokens, and their states behind the last layer, i32[tokens, hidden], when the pass has ended.
     """
 
     sequence: Sequence
@@ -139,3 +141,4 @@ class Work:
     all_logits: bool = False
     more: bool = False
     wanted: int = 1
+    hidden: Callable[[int, Tokens[int], NDArray[np.int32]], None] | None = None

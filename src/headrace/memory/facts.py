@@ -1,4 +1,5 @@
-"""Facts of a model from its manifest alone: no weight is opened. The one road from an artifact to a plan."""
+"""Facts of a model from its manifest and the head beside it: no weight is opened. The one road from an artifact to a
+plan."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from headrace import config
 from headrace.artifact.container import TOKENIZER_NAME, Artifact
+from headrace.artifact.head import head_size
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
 from headrace.errors import FileError, InputError
@@ -21,6 +23,8 @@ from headrace.models.decoder import model_shape
 TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
+DRAFT_ROWS = 128  # of a pass of a draft model
+HEAD_ROWS = 64  # of a pass of a head that drafts
 _POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 
 
@@ -31,15 +35,37 @@ def plan_model(
     *,
     threads: int | None = None,
     beside_bytes: int = 0,
+    draft: Path | Artifact | None = None,
 ) -> Plan | Refusal:
     """The plan of a model on a machine: what every command shows, and what loading gets.
 
-    threads: as in `kernel_threads`. beside_bytes: workspace that is kept for something else. Raises SettingError, and
-    FileError or UnsupportedError for a manifest that cannot be used.
+    threads: as in `kernel_threads`. beside_bytes: workspace that is kept for something else. draft: a draft model that
+    is loaded beside it. Raises SettingError, and FileError or UnsupportedError for a manifest that cannot be used.
     """
-    facts = model_facts(source, threads=kernel_threads(threads, machine))
+    threads = kernel_threads(threads, machine)
+    facts = model_facts(source, threads=threads)
+    if draft is not None:
+        facts = with_draft(facts, model_facts(draft, threads=threads))
     workspace = replace(facts.workspace, fixed=facts.workspace.fixed + beside_bytes)
     return plan(machine, replace(facts, workspace=workspace), options)
+
+
+def with_draft(facts: ModelFacts, draft: ModelFacts) -> ModelFacts:
+    """Facts of a model with a draft model beside it, whose experts are all in memory and whose context is as long."""
+    own, beside = facts.workspace, draft.workspace
+    return replace(
+        facts,
+        dense_bytes=facts.dense_bytes
+        + draft.dense_bytes
+        + draft.num_slots * draft.expert_slot_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token + draft.kv_bytes_per_token,
+        text_bytes=facts.text_bytes + draft.text_bytes,
+        workspace=replace(
+            own,
+            fixed=own.fixed + beside.nbytes(DRAFT_ROWS, 0),
+            per_position=own.per_position + beside.per_position,
+        ),
+    )
 
 
 def kernel_threads(threads: int | None, machine: Machine) -> int:
@@ -60,7 +86,7 @@ def model_facts(source: Path | Manifest | Artifact, *, threads: int) -> ModelFac
     layers = [i for i in range(decoder.num_layers) if decoder.has_experts(i)]
     files = manifest.files
     dense = (n for n in files if n.startswith("dense-") and n.endswith(".safetensors"))
-    return ModelFacts(
+    facts = ModelFacts(
         dense_bytes=sum(files[name].nbytes for name in dense),
         kv_bytes_per_token=-(-shape.page_bytes // PAGE_TOKENS),
         context=decoder.context,
@@ -70,6 +96,29 @@ def model_facts(source: Path | Manifest | Artifact, *, threads: int) -> ModelFac
         num_experts=shape.num_experts if layers else 0,
         top_k=shape.top_k if layers else 0,
         text_bytes=TEXT_FACTOR * files[TOKENIZER_NAME].nbytes if TOKENIZER_NAME in files else 0,
+    )
+    head = None if isinstance(source, Manifest) else head_size(place.parent)
+    return facts if head is None else _with_head(facts, decoder, shape.fraction_bits, *head)
+
+
+def _with_head(
+    facts: ModelFacts, decoder: DecoderConfig, fraction_bits: int, nbytes: int, ffn_size: int
+) -> ModelFacts:
+    """Facts of a model with the head that drafts: one layer more on one thread, and the states of two passes."""
+    config = replace(decoder, num_layers=1, experts=None, ffn_size=ffn_size)
+    shape = model_shape(config, fraction_bits)
+    own, beside = facts.workspace, workspace(shape, 1)
+    spare = (LOGIT_ROWS + 1) * shape.vocab * 4  # it has one row of logits
+    return replace(
+        facts,
+        dense_bytes=facts.dense_bytes + nbytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token + -(-shape.page_bytes // PAGE_TOKENS),
+        workspace=replace(
+            own,
+            fixed=own.fixed + beside.nbytes(HEAD_ROWS, 0) - spare,
+            per_row=own.per_row + 2 * 4 * shape.hidden,
+            per_position=own.per_position + beside.per_position,
+        ),
     )
 
 

@@ -7,6 +7,7 @@ an operation more. Knows operations and tensor names; knows no kernel, file or s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -41,6 +42,35 @@ def build_program(
     return _Builder(
         config, formats, tensors, fraction_bits, layouts or {}, forecasts or {}
     ).program()
+
+
+def build_head(
+    config: DecoderConfig,
+    formats: Formats,
+    tensors: Tensors,
+    fraction_bits: int,
+    vocab_size: int,
+) -> p.Program:
+    """The program of a head that drafts the token after the next: a decoder of one layer, behind what joins a token's
+    embedding with the state before it. It draws from the first `vocab_size` tokens, a multiple of 16 or all.
+
+    Two marks come first: from 0 the embeddings of tokens become one part of X, from the first mark the states that
+    were put into X become the other; their sum is X at the second mark, where the layer begins. Raises InputError.
+    """
+    return _Builder(config, formats, tensors, fraction_bits, {}, {}).head(vocab_size)
+
+
+def first_rows(weight: p.PackedWeight, n: int) -> p.PackedWeight:
+    """The first n rows of a weight, whole tiles or all; all but `row` borrowed."""
+    if n >= weight.n:
+        return weight
+    tiles = n // numbers.TILE
+    assert n == tiles * numbers.TILE, "rows are cut between tiles"
+    mins = None if weight.mins is None else weight.mins[:tiles]
+    row = np.ascontiguousarray(weight.row[:, :n])
+    return replace(
+        weight, codes=weight.codes[:tiles], scales=weight.scales[:tiles], mins=mins, row=row, n=n
+    )
 
 
 def model_shape(c: DecoderConfig, fraction_bits: int) -> p.ModelShape:
@@ -118,6 +148,26 @@ class _Builder:
         marks.append(len(ops))
         ops += [p.Select(), p.Norm(self._gain("norm", c.hidden_size))]
         ops += [p.Project(head, p.Buffer.LOGITS)]
+        shape = model_shape(c, self._fraction_bits)
+        return p.Program(tuple(ops), shape, *self._tables(), tuple(marks))
+
+    def head(self, vocab_size: int) -> p.Program:
+        c = self._config
+        embedding = self._weight("embed", c.vocab_size, c.hidden_size)
+        output = embedding if c.tied else self._weight("head", c.vocab_size, c.hidden_size)
+        ops: list[p.Op] = [p.Embed(embedding)]
+        marks = []
+        for part in ("embed", "hidden"):
+            fc = self._weight(f"fc.{part}", c.hidden_size, c.hidden_size)
+            ops += [
+                p.Norm(self._gain(f"fc.{part}_norm", c.hidden_size)),
+                p.Project(fc, p.Buffer.X),
+            ]
+            marks.append(len(ops))
+        ops += self._layer(0)
+        marks.append(len(ops))
+        ops += [p.Select(), p.Norm(self._gain("norm", c.hidden_size))]
+        ops += [p.Project(first_rows(output, vocab_size), p.Buffer.LOGITS)]
         shape = model_shape(c, self._fraction_bits)
         return p.Program(tuple(ops), shape, *self._tables(), tuple(marks))
 
