@@ -22,6 +22,7 @@ from headrace.artifact.tensorfile import load_pages, mappings
 from headrace.engine.batch import aligned_zeros, batch_of, copy_page, pauses, within_context
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
+from headrace.engine.damped import DampedParams
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
@@ -338,6 +339,7 @@ class Engine:
         jump_forward: bool = True,
         speculate: Speculate = "off",
         drafter: Drafter | None = None,
+        damped: DampedParams | None = None,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
@@ -347,7 +349,7 @@ class Engine:
         sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
         generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
         are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
-        `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
+        `Lookup`. damped: greedy decoding is damped by what it repeats. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
         token, SettingError.
         """
         if not prompt:
@@ -363,6 +365,7 @@ class Engine:
             sequence,
             constraint,
             self._speculation(speculate, drafter),
+            damped=damped,
             reuse=reuse,
             jump_forward=jump_forward,
         ).run()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.constraint import Constraint, Guide
+from headrace.engine.damped import DampedParams
 from headrace.engine.pages import PagesExhaustedError
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence, Work
@@ -42,6 +43,7 @@ class Generation:
         constraint: Constraint | None = None,
         speculation: Speculation | None = None,
         *,
+        damped: DampedParams | None = None,
         reuse: bool,
         jump_forward: bool = True,
     ) -> None:
@@ -63,7 +65,9 @@ class Generation:
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._reported_seed = params.seed if params.greedy else self._seed
         vocab = engine.config.vocab_size
-        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
+        self._sampler = Sampler(
+            params, self._seed, vocab, engine.fraction_bits, engine.backend, damped
+        )
         self._sampler.observe(prompt)
         self._guide = Guide(constraint, vocab, engine.end_tokens)
         self._speculation = speculation

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from headrace.arith import philox
 from headrace.arith.ops import shift_round
 from headrace.arith.sampling import Draw
+from headrace.engine.damped import Damped, DampedParams
+from headrace.errors import SettingError
 from headrace.kernels.program import Backend
 from headrace.values import UNIT, SamplingParams
 
@@ -33,7 +35,15 @@ class Sampler:
         vocab_size: int,
         fraction_bits: int,
         backend: Backend,
+        damped: DampedParams | None = None,
     ) -> None:
+        """damped: see `DampedParams`; of greedy decoding alone. Raises SettingError."""
+        if damped is not None and not params.greedy:
+            raise SettingError(
+                "damped decoding picks the best score",
+                hint="use it with temperature 0",
+            )
+        self._damped = None if damped is None else Damped(damped, vocab_size, fraction_bits)
         self._backend = backend
         self._seed = seed
         self._how = None if params.greedy else _parameters(params, fraction_bits)
@@ -49,6 +59,8 @@ class Sampler:
     def note(self, token: int) -> None:
         """A generated token that was not picked becomes history."""
         self._seen[token] = self._generated[token] = True
+        if self._damped is not None:
+            self._damped.note(token)
 
     def pick(
         self, logits: NDArray[np.int32], position: int, allowed: NDArray[np.bool_] | None = None
@@ -65,6 +77,8 @@ class Sampler:
     def _picked(
         self, logits: NDArray[np.int32] | Int, position: int, allowed: NDArray[np.bool_] | None
     ) -> int:
+        if self._damped is not None:
+            return self._damped.pick(logits, allowed)
         if self._how is None:
             token = int(logits.argmax())
             if allowed is None or allowed[token]:  # the lowest of the likeliest of all
