@@ -23,16 +23,18 @@ from headrace import locate
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
+from headrace.engine.damped import DampedParams
 from headrace.engine.engine import Engine
 from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
-from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
+from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
+from headrace.heads import Heads
 from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
-from headrace.options import CONSTRAINTS, GenerateOptions, How
+from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.text.schema import Schema
 from headrace.text.template import ChatTemplate, encode_chat
@@ -119,6 +121,7 @@ class LLM:
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
+        self._heads = Heads(self._encoded)
         self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
             self.artifact,
@@ -232,12 +235,8 @@ class LLM:
 
     def _split(self, options: GenerateOptions) -> tuple[SamplingParams, How]:
         """Options as values. Raises SettingError, InputError or GrammarError."""
-        others = {*CONSTRAINTS, "speculate"}
-        params = SamplingParams(**{k: v for k, v in options.items() if k not in others})  # type: ignore[arg-type]
-        how: How = {"grammar": self._grammar(options)}
-        if "speculate" in options:
-            depth_of(options["speculate"])
-            how["speculate"] = options["speculate"]
+        params, how = split(options, self.engine.config.vocab_size)
+        how["grammar"] = self._grammar(options)
         return params, how
 
     def _grammar(self, options: GenerateOptions) -> Grammar | None:
@@ -298,13 +297,18 @@ class LLM:
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
+        if isinstance(messages, str | bytes | Message) or not messages:
+            raise InputError("a conversation is a sequence of at least one message")
+        self._could_fit(sum(map(num_characters, messages)))
+        ids = self._encoded(messages)
+        self._heads.note(messages, ids)
+        return ids
+
+    def _encoded(self, messages: Sequence[Message]) -> list[int]:
         if self._template is None:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
             )
-        if isinstance(messages, str | bytes | Message) or not messages:
-            raise InputError("a conversation is a sequence of at least one message")
-        self._could_fit(sum(map(num_characters, messages)))
         return encode_chat(self.tokenizer, self._template, messages)
 
     def _could_fit(self, characters: int) -> None:
@@ -318,13 +322,11 @@ class LLM:
         sampling: SamplingParams,
         *,
         continues: bool = False,
-        reuse: bool = True,
-        grammar: Grammar | None = None,
-        speculate: Speculate = DEFAULT_SPECULATE,
+        **how: Unpack[How],
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
-        depth_of(speculate)
-        return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, reuse)
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `GenerateOptions`."""
+        check_how(sampling, how)
+        return self._pieces(token_ids(ids), sampling, continues, **how)
 
     def _complete(
         self,
@@ -332,10 +334,9 @@ class LLM:
         sampling: SamplingParams,
         *,
         continues: bool = False,
-        grammar: Grammar | None = None,
-        speculate: Speculate = DEFAULT_SPECULATE,
+        **how: Unpack[How],
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, grammar, speculate)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, **how)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
@@ -345,9 +346,11 @@ class LLM:
         ids: list[int],
         sampling: SamplingParams,
         continues: bool,
-        grammar: Grammar | None,
-        speculate: Speculate,
+        grammar: Grammar | None = None,
+        speculate: Speculate = DEFAULT_SPECULATE,
+        damped: DampedParams | None = None,
         reuse: bool = True,
+        shared_prefix_tokens: int | None = None,
     ) -> Generator[str, None, None]:
         with self._own_turn():
             self.last = None
@@ -360,6 +363,10 @@ class LLM:
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
+                damped=damped,
+                head=self._heads.length(ids)
+                if shared_prefix_tokens is None
+                else shared_prefix_tokens,
             )
             self._steps = steps
             try:

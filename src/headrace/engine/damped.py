@@ -17,6 +17,7 @@ from headrace.engine.blob import (
     BlobVersionError,
 )
 from headrace.errors import InputError, SettingError
+from headrace.values import SamplingParams
 
 DEFAULT_TOP_K = 6
 STATE_VERSION = 1
@@ -55,6 +56,15 @@ class DampedParams:
     def for_vocab(cls, vocab_size: int) -> DampedParams:
         """The defaults."""
         return cls(top_k=min(DEFAULT_TOP_K, vocab_size))
+
+
+def check_greedy(params: SamplingParams) -> None:
+    """Raises SettingError where tokens are drawn: damped decoding picks the best score."""
+    if not params.greedy:
+        raise SettingError(
+            f"damped decoding is greedy, but temperature is {params.temperature}",
+            hint="use it with temperature 0",
+        )
 
 
 class Damped:

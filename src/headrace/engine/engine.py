@@ -292,11 +292,16 @@ class Engine:
         if self._disk is not None:
             self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
 
-    def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
-        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated."""
+    def keep(self, sequence: Sequence, prompt_tokens: int, head: int = 0) -> None:
+        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated.
+
+        head: so many, if they are held, are what others begin with, and outlive this sequence's.
+        """
         self.prefixes.keep(sequence, prompt_tokens)
+        if 0 < head <= len(sequence):
+            self.prefixes.mark(sequence.tokens[:head], sequence.salt)
         if self._disk is not None:
-            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
+            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt), head)
 
     def save(self, sequence: Sequence) -> bytes:
         """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""
@@ -340,6 +345,7 @@ class Engine:
         speculate: Speculate = "off",
         drafter: Drafter | None = None,
         damped: DampedParams | None = None,
+        head: int = 0,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
@@ -349,8 +355,9 @@ class Engine:
         sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
         generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
         are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
-        `Lookup`. damped: greedy decoding is damped by what it repeats. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
-        token, SettingError.
+        `Lookup`. damped: greedy decoding is damped by what it repeats. head: others begin with so many tokens of the
+        prompt; they are kept as such. Raises ContextError when the prompt does not fit, InputError when it is empty or
+        holds an unknown token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
@@ -366,6 +373,7 @@ class Engine:
             constraint,
             self._speculation(speculate, drafter),
             damped=damped,
+            head=head,
             reuse=reuse,
             jump_forward=jump_forward,
         ).run()

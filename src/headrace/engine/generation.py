@@ -44,14 +44,17 @@ class Generation:
         speculation: Speculation | None = None,
         *,
         damped: DampedParams | None = None,
+        head: int = 0,
         reuse: bool,
         jump_forward: bool = True,
     ) -> None:
-        """jump_forward: whether a span that a constraint forces is read in one pass, or a token a pass."""
+        """head: see `Engine.keep`. jump_forward: whether a span that a constraint forces is read in one pass, or a
+        token a pass."""
         self._engine = engine
         self._sequence = engine.new_sequence() if kept is None else kept
         self._kept = kept is not None
         self._reuse = reuse and kept is None
+        self._head = head
         self._reused = 0
         self._history = list(prompt)  # and what was generated
         self._prompt_tokens = len(prompt)
@@ -197,7 +200,7 @@ class Generation:
             sequence.rewind(self._held)
         held = len(sequence)
         if self._reuse:
-            self._engine.keep(sequence, self._prompt_tokens)
+            self._engine.keep(sequence, self._prompt_tokens, self._head)
         if not self._kept:
             sequence.release()
         return held

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from headrace.arith import philox
 from headrace.arith.ops import shift_round
 from headrace.arith.sampling import Draw
-from headrace.engine.damped import Damped, DampedParams
-from headrace.errors import SettingError
+from headrace.engine.damped import Damped, DampedParams, check_greedy
 from headrace.kernels.program import Backend
 from headrace.values import UNIT, SamplingParams
 
@@ -38,11 +37,8 @@ class Sampler:
         damped: DampedParams | None = None,
     ) -> None:
         """damped: see `DampedParams`; of greedy decoding alone. Raises SettingError."""
-        if damped is not None and not params.greedy:
-            raise SettingError(
-                "damped decoding picks the best score",
-                hint="use it with temperature 0",
-            )
+        if damped is not None:
+            check_greedy(params)
         self._damped = None if damped is None else Damped(damped, vocab_size, fraction_bits)
         self._backend = backend
         self._seed = seed
