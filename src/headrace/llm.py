@@ -35,6 +35,7 @@ from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
 from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
+from headrace.phases import Thinking, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.text.schema import Schema
 from headrace.text.template import ChatTemplate, encode_chat
@@ -89,7 +90,7 @@ class LLM:
         self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
         self._turn = threading.Lock()
         self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | None = None
+        self._steps: Generator[Token, None, None] | Thinking | None = None
         self._cancelled = threading.Event()
         self._closed = False
         self.last: Completion | None = None
@@ -207,6 +208,34 @@ class LLM:
         """As `chat`, in pieces of text."""
         sampling, how = self._split(options)
         return self.stream_ids(self.chat_ids(messages), sampling, **how)
+
+    def think(
+        self, prompt: str | bytes | Sequence[Message], **options: Unpack[ThinkOptions]
+    ) -> Thinking:
+        """Think, then answer: two phases over one state, each with its own sampling and limit. See `Thinking`.
+
+        prompt: a user's, or a conversation. A thought without max_tokens may take half of the room that is left; a
+        grammar starts with the answer's first token.
+        """
+        sampling, how = self._split(answer_options(options))
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str | bytes) else self.chat_ids(prompt)
+        how["shared_prefix_tokens"] = self._head(ids, how.get("shared_prefix_tokens"))
+        plan = thinking_plan(options, sampling, how, self.engine.config.vocab_size)
+        cancelled = self._cancelled.is_set
+        return Thinking(self.engine, self.tokenizer, ids, plan, self._thinking_turn, cancelled)
+
+    @contextmanager
+    def _thinking_turn(self, thinking: Thinking) -> Iterator[None]:
+        with self._own_turn():
+            self.last, self._steps = None, thinking
+            try:
+                yield
+            finally:
+                self.last = thinking.answer
+
+    def _head(self, ids: list[int], given: int | None) -> int:
+        """How much of a prompt others begin with."""
+        return self._heads.length(ids) if given is None else given
 
     def compile(
         self,
@@ -364,9 +393,7 @@ class LLM:
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
                 damped=damped,
-                head=self._heads.length(ids)
-                if shared_prefix_tokens is None
-                else shared_prefix_tokens,
+                head=self._head(ids, shared_prefix_tokens),
             )
             self._steps = steps
             try:
