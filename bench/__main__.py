@@ -11,6 +11,7 @@ from bench import (
     load,
     quality,
     report,
+    reuse,
     speculate,
     speed,
     step_profile,
@@ -31,6 +32,7 @@ MEASURES = {
     "ablations": ablations.measure,
     "constrain": constrain.measure,
     "speculate": speculate.measure,
+    "reuse": reuse.measure,
 }
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "report")  # fmt: skip
+PARTS = (
+    *("speed", "quality", "load", "profile", "stream", "ablations"),
+    *("constrain", "speculate", "reuse", "report"),
+)
 
 
 @dataclass(frozen=True)

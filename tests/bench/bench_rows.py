@@ -138,3 +138,6 @@ def stream_rows() -> Iterator[Row]:
     for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
         drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("speculate", "code editing", samples=(rate,), settings=drafts)
+    for mode, read in (("exact", 900), ("aligned", 2400), ("cold", 6000)):
+        facts = {"mode": mode, "requests": 9, "prompt_tokens": 6000, "read_tokens": read, "pass_rows": 512}  # fmt: skip
+        yield row("reuse", "a coding agent", unit="s", samples=(read / 1e4,), settings=facts)
