@@ -14,7 +14,7 @@ from typing import Any
 from bench import machine, model
 from bench.rows import Row, Run, append
 from bench.settings import Settings, command
-from bench.speculate import ARTICLE
+from bench.speculate import ARTICLE, CODE
 from bench.systems import HEADRACE
 from headrace.llm import LLM
 from headrace.values import GenerationStats, Message, SamplingParams
@@ -57,6 +57,7 @@ TURNS = (
     ("The brake squeaks.", "Only when it rains.", "Can you repair it tomorrow?"),
     ("I want my money back.", "I have the bill.", "How long does it take?"),
 )
+TEXT = f"{RULES}\n\n{ARTICLE}\n\n{CODE}"
 EDITS = (("1874", "1875"), ("whale oil", "fish oil"), ("Anna", "Hanna"), ("twenty thousand", "a million"))  # fmt: skip
 AGENT = "You edit a repository. Reply with one command.\n\n" + "\n\n".join(
     f"def handler_{n}(request):\n"
@@ -107,8 +108,8 @@ def chats(llm: LLM) -> Replay:
 
 
 def edits(llm: LLM) -> Replay:
-    """A question about a text that is edited, each time further behind."""
-    text = ARTICLE
+    """A question about a text that is edited in the middle, each time further behind."""
+    text = TEXT
     for before, after in (("", ""), *EDITS):
         text = text.replace(before, after) if before else text
         yield llm.prompt_ids(f"{text}\n\nWho was the last keeper?"), lambda reply: None

@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.engine.pages import PAGE_TOKENS
 from headrace.errors import TemplateError
+from headrace.text.template import ChatTemplate, encode_chat
+from headrace.text.tokenizer import Tokenizer
 from headrace.values import Message
 
 MIN_TOKENS = PAGE_TOKENS  # of a head that is worth to be kept for others
 _MOST_HEADS = 16
 _PROBES = ("0", "a")  # what a user may begin with
 
-Encode = Callable[[Sequence[Message]], list[int]]
-
 
 class Heads:
     """The latest system messages of a model's conversations, as token ids."""
 
-    def __init__(self, encode: Encode) -> None:
-        """encode: what the model reads for a conversation."""
-        self._encode = encode
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
         self._lock = threading.Lock()
         self._known: dict[str, list[int]] = {}  # by their text, the latest last
 
     def note(self, messages: Sequence[Message], ids: Sequence[int]) -> None:
         """A conversation, and what the model reads for it."""
         system = _system(messages[0])
-        if system is None or len(ids) < MIN_TOKENS:
+        if system is None or self._template is None or len(ids) < MIN_TOKENS:
             return
-        head = self._known.get(system) or self._found(messages[0], ids)
+        head = self._known.get(system) or self._found(self._template, messages[0], ids)
         with self._lock:
             self._known.pop(system, None)
             self._known[system] = head
             while len(self._known) > _MOST_HEADS:
                 del self._known[next(iter(self._known))]
 
-    def _found(self, system: Message, ids: Sequence[int]) -> list[int]:
+    def _found(self, template: ChatTemplate, system: Message, ids: Sequence[int]) -> list[int]:
         """The tokens that every conversation with this system message begins with."""
         head = list(ids)
         for probe in _PROBES:
             try:
-                other = self._encode([system, Message("user", probe)])
+                other = encode_chat(self._tokenizer, template, [system, Message("user", probe)])
             except TemplateError:  # it wants something else after a system message
                 return []
             head = head[: _common(head, other)]

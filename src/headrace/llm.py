@@ -122,7 +122,7 @@ class LLM:
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
-        self._heads = Heads(self._encoded)
+        self._heads = Heads(self.tokenizer, self._template)
         self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
             self.artifact,
@@ -231,7 +231,7 @@ class LLM:
             try:
                 yield
             finally:
-                self.last = thinking.answer
+                self.last, self._steps = thinking.answer, None  # they hold each other no longer
 
     def _head(self, ids: list[int], given: int | None) -> int:
         """How much of a prompt others begin with."""
@@ -326,19 +326,16 @@ class LLM:
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
-        if isinstance(messages, str | bytes | Message) or not messages:
-            raise InputError("a conversation is a sequence of at least one message")
-        self._could_fit(sum(map(num_characters, messages)))
-        ids = self._encoded(messages)
-        self._heads.note(messages, ids)
-        return ids
-
-    def _encoded(self, messages: Sequence[Message]) -> list[int]:
         if self._template is None:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
             )
-        return encode_chat(self.tokenizer, self._template, messages)
+        if isinstance(messages, str | bytes | Message) or not messages:
+            raise InputError("a conversation is a sequence of at least one message")
+        self._could_fit(sum(map(num_characters, messages)))
+        ids = encode_chat(self.tokenizer, self._template, messages)
+        self._heads.note(messages, ids)
+        return ids
 
     def _could_fit(self, characters: int) -> None:
         """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""

@@ -132,9 +132,12 @@ class Thinking:
         self.closing: tuple[int, ...] = ()  # tokens that were read between thought and answer
         self.thought: Thought | None = None
         self.answer: Completion | None = None
-        self._pieces = self._run(turn)
+        self._turn = turn
+        self._pieces: Generator[Piece, None, None] | None = None  # which holds this object
 
     def __iter__(self) -> Iterator[Piece]:
+        if self._pieces is None:
+            self._pieces = self._run()
         return self._pieces
 
     def answer_now(self) -> None:
@@ -143,17 +146,18 @@ class Thinking:
 
     def finish(self) -> Completion:
         """The answer, once both phases have ended."""
-        for _ in self._pieces:
+        for _ in self:
             pass
         assert self.answer is not None, "it was closed before its end"
         return self.answer
 
     def close(self) -> None:
         """End where it is."""
-        self._pieces.close()
+        if self._pieces is not None:
+            self._pieces.close()
 
-    def _run(self, turn: Turn) -> Generator[Piece, None, None]:
-        with turn(self), closing(self._phases):
+    def _run(self) -> Generator[Piece, None, None]:
+        with self._turn(self), closing(self._phases):
             yield from self._think()
             yield from self._answer()
 

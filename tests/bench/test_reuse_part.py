@@ -26,7 +26,7 @@ def test_modes_read_what_they_say_and_answer_alike(
     tiny_artifact: Callable[[str], Artifact], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reuse, "SYSTEM", reuse.SYSTEM[:300])
-    monkeypatch.setattr(reuse, "ARTICLE", reuse.ARTICLE[:300])
+    monkeypatch.setattr(reuse, "TEXT", reuse.ARTICLE[:300])
     with LLM(tiny_artifact("llama").path, threads=1, max_context=1024) as llm:
         exact, aligned, cold = (
             reuse.replayed(llm, reuse.REPLAYS[name], mode, 64) for mode in reuse.MODES

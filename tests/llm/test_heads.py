@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,3 +118,21 @@ def test_a_head_that_is_too_short_for_the_disk_is_none_there(
 def test_what_is_no_length_is_refused(artifact: Artifact, value: object) -> None:
     with opened(artifact) as llm, pytest.raises(SettingError, match="shared_prefix_tokens"):
         llm.generate("x", shared_prefix_tokens=value)  # type: ignore[arg-type]
+
+
+def test_a_closed_model_is_freed_at_once(artifact: Artifact) -> None:
+    """Nothing that the model keeps holds the model: memory does not wait for a collector."""
+    gc.disable()
+    try:
+        llm = opened(artifact)
+        llm.chat(asked("hello"), **SHORT)  # type: ignore[arg-type]
+        thinking = llm.think(asked("hello"), thinking={"max_tokens": 3}, **SHORT)  # type: ignore[arg-type]
+        thinking.finish()
+        left = llm.think(asked("hello"), thinking={"max_tokens": 3}, **SHORT)  # type: ignore[arg-type]
+        next(iter(left))
+        llm.close()
+        engine = weakref.ref(llm.engine)
+        del llm, thinking, left
+        assert engine() is None
+    finally:
+        gc.enable()

@@ -295,10 +295,10 @@ class Engine:
     def keep(self, sequence: Sequence, prompt_tokens: int, head: int = 0) -> None:
         """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated.
 
-        head: so many, if they are held, are what others begin with, and outlive this sequence's.
+        head: so many of the prompt, if they are held, are what others begin with, and outlive this sequence's.
         """
         self.prefixes.keep(sequence, prompt_tokens)
-        if 0 < head <= len(sequence):
+        if 0 < head <= min(prompt_tokens, len(sequence)):
             self.prefixes.mark(sequence.tokens[:head], sequence.salt)
         if self._disk is not None:
             self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt), head)
