@@ -12,6 +12,7 @@ from bench import (
     load,
     quality,
     report,
+    reuse,
     speculate,
     speed,
     step_profile,
@@ -33,6 +34,7 @@ MEASURES = {
     "constrain": constrain.measure,
     "speculate": speculate.measure,
     "adapters": adapters.measure,
+    "reuse": reuse.measure,
 }
 
 

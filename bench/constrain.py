@@ -20,7 +20,7 @@ from bench import machine, model
 from bench.rows import Row, Run, append
 from bench.settings import Settings, command
 from bench.systems import HEADRACE
-from headrace.engine.constraint import Guide
+from headrace.engine.constraint import Choices
 from headrace.errors import ConstraintError, GrammarError
 from headrace.llm import LLM
 from headrace.text.grammar import Grammar, GrammarCompiler
@@ -110,11 +110,10 @@ class _Set:
         """Every mask along an instance, whether forced or not: the cost of a pick."""
         tokens = self._tokenizer.encode(json.dumps(value, ensure_ascii=False))
         walk, self.instances = grammar.start(), self.instances + 1
-        guide = Guide(None, self._tokenizer.vocab_size, frozenset())
         try:
             for token in tokens[:MAX_INSTANCE_TOKENS]:
                 start = time.perf_counter()
-                allowed = guide.unpacked(walk.mask())
+                allowed = np.asarray(Choices(walk.mask(), self._tokenizer.vocab_size))
                 self.mask.append(time.perf_counter() - start)
                 if not allowed[token]:
                     self.rejected += (

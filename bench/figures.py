@@ -27,6 +27,7 @@ FILES = (
     "constrain",
     "speculate",
     "adapters",
+    "reuse",
 )
 
 

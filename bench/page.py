@@ -205,6 +205,30 @@ def _shares(row: Row) -> list[str]:
     ]
 
 
+def _reuse(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("reuse")
+    if not rows:
+        yield NOTHING
+        return
+    modes = list(dict.fromkeys(r.settings["mode"] for r in rows))
+    body = []
+    for measure, threads in dict.fromkeys((r.measure, r.threads) for r in rows):
+        found = figures.rows("reuse", measure=measure, threads=threads)
+        facts = found[0].settings
+        what = f"{facts['requests']} requests, {facts['prompt_tokens']:,} tokens"
+        cells = {r.settings["mode"]: r for r in found}
+        body.append(
+            [
+                f"{measure}, {threads_name(threads)}: {what}",
+                *(f"{cells[m].settings['read_tokens']:,} ({cells[m].median:.3f} s)" for m in modes),
+                *(f"{cells[m].median / cells['exact'].median:.1f}x" for m in modes if m != "exact"),
+            ]
+        )
+    times = [f"{mode} / exact" for mode in modes if mode != "exact"]
+    yield table(["tokens read (to first token)", *modes, *times], body)
+    yield from provenance(rows)
+
+
 SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "targets": _targets,
     "speed": _speed,
@@ -218,4 +242,5 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "constrain": _constrain,
     "speculate": speculate,
     "adapters": adapters.section,
+    "reuse": _reuse,
 }

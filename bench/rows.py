@@ -26,6 +26,7 @@ KINDS = (
     "speculate",
     "adapters",
     "drafters",
+    "reuse",
 )
 
 

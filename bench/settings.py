@@ -11,8 +11,9 @@ from pathlib import Path
 from bench.machine import ROOT
 
 PARTS = (
-    "speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "adapters", "report",
-)  # fmt: skip
+    *("speed", "quality", "load", "profile", "stream", "ablations"),
+    *("constrain", "speculate", "adapters", "reuse", "report"),
+)
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,19 @@ from headrace.drafting import (
     check_vocabulary,
     draft_engine,
 )
+from headrace.engine.damped import DampedParams
 from headrace.engine.engine import Engine
 from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
-from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
+from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
+from headrace.heads import Heads
 from headrace.memory.facts import kernel_threads, plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
-from headrace.options import CONSTRAINTS, GenerateOptions, How
+from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
+from headrace.phases import Thinking, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.text.schema import Schema
 from headrace.text.template import ChatTemplate, encode_chat
@@ -104,7 +107,7 @@ class LLM:
         smaller = None if draft_model is None else open_artifact(locate.locate(draft_model))
         self._turn = threading.Lock()
         self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | None = None
+        self._steps: Generator[Token, None, None] | Thinking | None = None
         self._cancelled = threading.Event()
         self._closed = False
         self.last: Completion | None = None
@@ -151,6 +154,7 @@ class LLM:
         if smaller is not None:
             check_vocabulary(self.artifact, self.tokenizer, smaller)
         self._template = _template(self.artifact, self.tokenizer)
+        self._heads = Heads(self.tokenizer, self._template)
         self._grammars: GrammarCompiler | None = None
         self.engine = Engine(
             self.artifact,
@@ -249,6 +253,34 @@ class LLM:
         sampling, how = self._split(options)
         return self.stream_ids(self.chat_ids(messages), sampling, **how)
 
+    def think(
+        self, prompt: str | bytes | Sequence[Message], **options: Unpack[ThinkOptions]
+    ) -> Thinking:
+        """Think, then answer: two phases over one state, each with its own sampling and limit. See `Thinking`.
+
+        prompt: a user's, or a conversation. A thought without max_tokens may take half of the room that is left; a
+        grammar starts with the answer's first token.
+        """
+        sampling, how = self._split(answer_options(options))
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str | bytes) else self.chat_ids(prompt)
+        how["shared_prefix_tokens"] = self._head(ids, how.get("shared_prefix_tokens"))
+        plan = thinking_plan(options, sampling, how, self.engine.config.vocab_size)
+        cancelled = self._cancelled.is_set
+        return Thinking(self.engine, self.tokenizer, ids, plan, self._thinking_turn, cancelled)
+
+    @contextmanager
+    def _thinking_turn(self, thinking: Thinking) -> Iterator[None]:
+        with self._own_turn():
+            self.last, self._steps = None, thinking
+            try:
+                yield
+            finally:
+                self.last, self._steps = thinking.answer, None  # they hold each other no longer
+
+    def _head(self, ids: list[int], given: int | None) -> int:
+        """How much of a prompt others begin with."""
+        return self._heads.length(ids) if given is None else given
+
     def compile(
         self,
         *,
@@ -276,15 +308,9 @@ class LLM:
 
     def _split(self, options: GenerateOptions) -> tuple[SamplingParams, How]:
         """Options as values. Raises SettingError, InputError or GrammarError."""
-        others = {*CONSTRAINTS, "speculate", "adapter"}
-        params = SamplingParams(**{k: v for k, v in options.items() if k not in others})  # type: ignore[arg-type]
-        how: How = {"grammar": self._grammar(options)}
-        if "speculate" in options:
-            depth_of(options["speculate"])
-            how["speculate"] = options["speculate"]
-        if (adapter := options.get("adapter")) is not None:
-            self._adapters.find(adapter)
-            how["adapter"] = adapter
+        params, how = split(options, self.engine.config.vocab_size)
+        how["grammar"] = self._grammar(options)
+        self._adapters.find(how.get("adapter"))
         return params, how
 
     def _grammar(self, options: GenerateOptions) -> Grammar | None:
@@ -374,7 +400,9 @@ class LLM:
         if isinstance(messages, str | bytes | Message) or not messages:
             raise InputError("a conversation is a sequence of at least one message")
         self._could_fit(sum(map(num_characters, messages)))
-        return encode_chat(self.tokenizer, self._template, messages)
+        ids = encode_chat(self.tokenizer, self._template, messages)
+        self._heads.note(messages, ids)
+        return ids
 
     def _could_fit(self, characters: int) -> None:
         """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""
@@ -387,15 +415,12 @@ class LLM:
         sampling: SamplingParams,
         *,
         continues: bool = False,
-        reuse: bool = True,
-        grammar: Grammar | None = None,
-        speculate: Speculate = DEFAULT_SPECULATE,
-        adapter: str | None = None,
+        **how: Unpack[How],
     ) -> Generator[str, None, None]:
-        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
-        depth_of(speculate)
-        self._adapters.find(adapter)
-        return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, adapter, reuse)
+        """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `GenerateOptions`."""
+        check_how(sampling, how)
+        self._adapters.find(how.get("adapter"))
+        return self._pieces(token_ids(ids), sampling, continues, **how)
 
     def _complete(
         self,
@@ -403,11 +428,9 @@ class LLM:
         sampling: SamplingParams,
         *,
         continues: bool = False,
-        grammar: Grammar | None = None,
-        speculate: Speculate = DEFAULT_SPECULATE,
-        adapter: str | None = None,
+        **how: Unpack[How],
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, grammar, speculate, adapter)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, **how)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
@@ -417,10 +440,12 @@ class LLM:
         ids: list[int],
         sampling: SamplingParams,
         continues: bool,
-        grammar: Grammar | None,
-        speculate: Speculate,
-        adapter: str | None,
+        grammar: Grammar | None = None,
+        speculate: Speculate = DEFAULT_SPECULATE,
+        adapter: str | None = None,
+        damped: DampedParams | None = None,
         reuse: bool = True,
+        shared_prefix_tokens: int | None = None,
     ) -> Generator[str, None, None]:
         with self._own_turn():
             self.last = None
@@ -435,6 +460,8 @@ class LLM:
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
                 drafter=self._drafting.drafters(speculate) if self._drafting else None,
+                damped=damped,
+                head=self._head(ids, shared_prefix_tokens),
             )
             self._steps = steps
             try:

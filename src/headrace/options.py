@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from headrace.engine.speculate import Speculate
+from headrace.engine.damped import DampedParams, check_greedy
+from headrace.engine.speculate import Speculate, depth_of
+from headrace.errors import SettingError
 from headrace.text.schema import Schema
+from headrace.values import SamplingParams
 
 if TYPE_CHECKING:
     from headrace.text.grammar import Grammar
@@ -31,7 +34,10 @@ class GenerateOptions(SamplingOptions, total=False):
     """And what the answer has to be: at most one of schema, regex and grammar. See `LLM.compile`.
 
     speculate: how many tokens are drafted from the prompt and the answer and read along: a number, "auto" for as many
-    as pay, or "off". The answer is the same. adapter: the name of one that is loaded.
+    as pay, or "off". The answer is the same. adapter: the name of one that is loaded. damped: greedy decoding that what
+    it repeats costs (R17); True takes the defaults. reuse: whether what earlier prompts left in the KV cache is used, and
+    this one leaves anything; the answer is the same. shared_prefix_tokens: so many of the prompt are what others will
+    begin with, and outlive it in the cache; None: its system message; 0: none.
     """
 
     schema: Schema | None
@@ -39,6 +45,9 @@ class GenerateOptions(SamplingOptions, total=False):
     grammar: str | Grammar | None
     speculate: Speculate
     adapter: str | None
+    damped: DampedParams | bool
+    reuse: bool
+    shared_prefix_tokens: int | None
 
 
 class How(TypedDict, total=False):
@@ -47,3 +56,40 @@ class How(TypedDict, total=False):
     grammar: Grammar | None
     speculate: Speculate
     adapter: str | None
+    damped: DampedParams | None
+    reuse: bool
+    shared_prefix_tokens: int | None
+
+
+def split(options: GenerateOptions, vocab_size: int) -> tuple[SamplingParams, How]:
+    """Options but for a grammar as values. Raises SettingError."""
+    others = {*CONSTRAINTS, *How.__annotations__}
+    sampling = {k: v for k, v in options.items() if k not in others}
+    how: How = {}
+    if "speculate" in options:
+        depth_of(options["speculate"])
+        how["speculate"] = options["speculate"]
+    if damped := options.get("damped"):
+        how["damped"] = DampedParams.for_vocab(vocab_size) if damped is True else damped
+        sampling.setdefault("temperature", 0.0)
+    if "adapter" in options:
+        how["adapter"] = options["adapter"]
+    if "reuse" in options:
+        how["reuse"] = options["reuse"]
+    if "shared_prefix_tokens" in options:
+        how["shared_prefix_tokens"] = options["shared_prefix_tokens"]
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    check_how(params, how)
+    return params, how
+
+
+def check_how(params: SamplingParams, how: How) -> None:
+    """Raises SettingError for values that cannot be, or not together."""
+    depth_of(how.get("speculate", "off"))
+    damped, shared = how.get("damped"), how.get("shared_prefix_tokens")
+    if damped is not None and not isinstance(damped, DampedParams):
+        raise SettingError(f"damped is {damped!r:.60}; it must be True or DampedParams")
+    if damped is not None:
+        check_greedy(params)
+    if shared is not None and (type(shared) is not int or shared < 0):
+        raise SettingError(f"shared_prefix_tokens is {shared!r:.60}; it must be a whole number")

@@ -150,3 +150,6 @@ def stream_rows() -> Iterator[Row]:
     for draft, mode in (("lookup", "off"), ("lookup", 1), ("mtp", 1), ("model", "auto")):
         drafts = {"draft": draft, "speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("drafters", "chat", samples=(50.0,), settings=drafts)
+    for mode, read in (("exact", 900), ("aligned", 2400), ("cold", 6000)):
+        facts = {"mode": mode, "requests": 9, "prompt_tokens": 6000, "read_tokens": read, "pass_rows": 512}  # fmt: skip
+        yield row("reuse", "a coding agent", unit="s", samples=(read / 1e4,), settings=facts)

@@ -178,6 +178,7 @@ def test_a_prompt_without_end_is_refused(shell: Shell, model: Path) -> None:
 BAD = {
     "empty prompt": (["--prompt", ""], "the prompt is empty"),
     "temperature": (["--prompt", "x", "--temperature", "nan"], "temperature is nan"),
+    "damped and temperature": (["--prompt", "x", "--damped", "--temperature", "1"], "damped means"),
     "greedy and temperature": (["--prompt", "x", "--greedy", "--temperature", "1"], "greedy means"),
     "seed": (["--prompt", "x", "--seed", "-1"], "seed is -1"),
     "threads": (["--prompt", "x", "--threads", "0"], "threads is 0"),

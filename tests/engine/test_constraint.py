@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.constraint import Guide
+from headrace.engine.constraint import Choices, Guide
 from headrace.engine.sampler import Sampler
 from headrace.errors import ConstraintError
 from headrace.kernels.reference import ReferenceBackend
@@ -57,6 +57,26 @@ class Words:
 
     def rollback(self, count: int) -> None:
         del self._taken[len(self._taken) - count :]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 200), st.data())
+def test_choices_are_the_bits_of_a_mask(vocab: int, data: st.DataObject) -> None:
+    """Also where a mask has fewer or more words than the vocabulary needs."""
+    size = data.draw(st.integers(1, 8))
+    bits = data.draw(st.sets(st.integers(0, 32 * size - 1)))
+    words = np.zeros(size, np.uint32)
+    for bit in bits:
+        words[bit // 32] |= np.uint32(1 << bit % 32)
+    wanted = [t for t in range(vocab) if t in bits]
+    choices = Choices(words, vocab)
+    assert len(choices) == len(wanted)
+    assert [t for t in range(vocab) if choices[t]] == wanted
+    if wanted:
+        assert choices.first() == wanted[0]
+    array = np.asarray(choices)
+    assert (array.dtype, array.shape) == (np.bool_, (vocab,))
+    assert np.flatnonzero(array).tolist() == wanted
 
 
 def test_a_span_goes_up_to_the_next_choice() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import tiny
 from headrace.artifact.container import Artifact
-from headrace.artifact.convert import convert
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Sequence, Work
 from headrace.experts.stream import StreamOptions
@@ -112,31 +111,6 @@ def test_an_exact_repeat_reads_its_last_token(tiny_artifact: Get, prompt: list[i
         for _ in range(3):
             assert run(engine, prompt, SAMPLED) == cold
             assert reused(engine) == len(prompt) - 1
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A model in which token t and t + 128 always have equal logits."""
-    base = tmp_path_factory.mktemp("twins")
-    source = tiny.write_checkpoint(base / "source", "llama")
-    weights = tiny.state(tiny.config("llama"))
-    weights["model.embed_tokens.weight"][128:256] = weights["model.embed_tokens.weight"][:128]
-    tiny.write_tensors(source / "model.safetensors", weights)
-    return convert(source, base / "artifact")
-
-
-def test_equal_logits_are_one_choice_on_every_path(twins: Artifact) -> None:
-    prompt = [token % 128 for token in PROMPT]
-    with opened(twins) as engine:
-        logits = engine.logits(prompt)
-        assert np.array_equal(logits[:, :128], logits[:, 128:256])
-        cold = run(engine, prompt, GREEDY, reuse=False)
-        assert max(t for t in cold[0] if t < 256) < 128
-        for shared in (1, 64, 65, 149):
-            engine.prefixes.clear()
-            run(engine, [*prompt[:shared], 7, 7], GREEDY)
-            assert run(engine, prompt, GREEDY) == cold
-            assert reused(engine) >= shared
 
 
 def test_conversations_that_alternate(tiny_artifact: Get) -> None:

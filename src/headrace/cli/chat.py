@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.cli import stats
 from headrace.cli.answer import answer
-from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate
 from headrace.errors import (
     CancelledError,
     ConstraintError,
@@ -17,10 +16,8 @@ from headrace.errors import (
     PromptSizeError,
 )
 from headrace.llm import LLM
+from headrace.options import How
 from headrace.values import Message, SamplingParams
-
-if TYPE_CHECKING:
-    from headrace.text.grammar import Grammar
 
 PROMPT = ">>> "
 CLEAR = "/clear"
@@ -32,12 +29,10 @@ def chat(
     facts: stats.RunFacts,
     system: str | None,
     sampling: SamplingParams,
-    grammar: Grammar | None = None,
-    speculate: Speculate = DEFAULT_SPECULATE,
-    adapter: str | None = None,
+    how: How | None = None,
 ) -> int:
-    """Read and answer turns until the end of input; the exit code. grammar: what every answer has to be."""
-    return _Chat(llm, facts, system, sampling, grammar, speculate, adapter).run()
+    """Read and answer turns until the end of input; the exit code. how: what every answer has to be, and so on."""
+    return _Chat(llm, facts, system, sampling, how or {}).run()
 
 
 class _Chat:
@@ -47,16 +42,12 @@ class _Chat:
         facts: stats.RunFacts,
         system: str | None,
         sampling: SamplingParams,
-        grammar: Grammar | None,
-        speculate: Speculate,
-        adapter: str | None,
+        how: How,
     ) -> None:
         self._llm = llm
         self._facts = facts
         self._sampling = sampling
-        self._grammar = grammar
-        self._speculate = speculate
-        self._adapter = adapter
+        self._how = how
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
         self._editor = _editor()
@@ -90,13 +81,7 @@ class _Chat:
         asked = [*self._messages, Message("user", line)]
         try:
             ids = self._llm.chat_ids(asked)
-            pieces = self._llm.stream_ids(
-                ids,
-                self._sampling,
-                grammar=self._grammar,
-                speculate=self._speculate,
-                adapter=self._adapter,
-            )
+            pieces = self._llm.stream_ids(ids, self._sampling, **self._how)
             answer(self._llm, pieces)
         except (ContextError, PromptSizeError) as error:
             print(f"error: {error.message}\nhint: {CLEAR} starts over", file=sys.stderr)

@@ -21,6 +21,7 @@ from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.cli.prefix_options import DEFAULT_PREFIX, PrefixOptions
 from headrace.cli.whole import WHOLE, WHOLE_AUTO_OR_OFF
 from headrace.drafting import DEFAULT_DRAFT, Draft, check_draft
+from headrace.engine.damped import DampedParams
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import FileError, InputError, SettingError
@@ -52,6 +53,13 @@ class SamplingFlags:
 
     greedy: Annotated[
         bool, NO_DEFAULT, _about("Always pick the likeliest token: temperature 0.")
+    ] = False
+    damped: Annotated[
+        bool,
+        NO_DEFAULT,
+        _about(
+            "Greedy, but what repeats the answer so far is less likely: ends loops without chance."
+        ),
     ] = False
     seed: Annotated[
         int | None,
@@ -100,7 +108,11 @@ class SamplingFlags:
     def params(self) -> SamplingParams:
         """The same as a value. Raises SettingError."""
         chosen = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
-        chosen |= {"temperature": _temperature(self.greedy, self.temperature)}
+        chosen |= {
+            "temperature": _temperature(
+                "damped" if self.damped else "greedy" if self.greedy else None, self.temperature
+            )
+        }
         return SamplingParams(**{**chosen, "stop": tuple(map(_utf8, self.stop or ()))})
 
 
@@ -268,12 +280,14 @@ def run(
         adapter=adapter,
         drafts=drafts,
     ) as (llm, facts):
-        named = None if adapter is None else ADAPTER
-        grammar = constraint.compiled(llm)
+        how: How = {"grammar": constraint.compiled(llm), "speculate": drafts.speculate}
+        if sampling.damped:
+            how["damped"] = DampedParams.for_vocab(llm.engine.config.vocab_size)
+        if adapter is not None:
+            how["adapter"] = ADAPTER
         if text is None:
-            return _chat(llm, facts, system, params, grammar, drafts.speculate, named)
+            return _chat(llm, facts, system, params, how)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        how: How = {"grammar": grammar, "speculate": drafts.speculate, "adapter": named}
         pieces = llm.stream_ids(ids, params, continues=raw, **how)
         code = answer(llm, pieces, quiet=report.digest)
         return _report(llm, facts, code, report.stats_json, report.digest)
@@ -291,11 +305,12 @@ def _utf8(argument: str) -> str:
     return os.fsencode(argument).decode("utf-8", "surrogateescape")
 
 
-def _temperature(greedy: bool, temperature: float | None) -> float:
-    if not greedy:
+def _temperature(how: str | None, temperature: float | None) -> float:
+    """how: the flag that picks without chance, if any."""
+    if how is None:
         return DEFAULTS.temperature if temperature is None else temperature
     if temperature:
-        raise SettingError(f"greedy means temperature 0, but temperature is {temperature}")
+        raise SettingError(f"{how} means temperature 0, but temperature is {temperature}")
     return 0.0
 
 
@@ -387,10 +402,8 @@ def _chat(
     facts: stats.RunFacts,
     system: str | None,
     sampling: SamplingParams,
-    grammar: Grammar | None,
-    speculate: Speculate,
-    adapter: str | None,
+    how: How,
 ) -> int:
     from headrace.cli import chat
 
-    return chat.chat(llm, facts, system, sampling, grammar, speculate, adapter)
+    return chat.chat(llm, facts, system, sampling, how)

@@ -29,7 +29,10 @@ class Constraint(Protocol):
         """Tokens that may come next: bit i % 32 of word i // 32 is token i's. End tokens only where it can end."""
 
     def forced(self) -> list[int]:
-        """Tokens that come next because the grammar allows one text only; empty where it leaves a choice."""
+        """Tokens that come next because the grammar allows one text only: at each, `mask` has that one bit.
+
+        Empty where it leaves a choice, or where it is not known that it leaves none.
+        """
 
     def advance(self, token: int) -> None:
         """Take a token that the mask allows."""
@@ -41,6 +44,44 @@ class Constraint(Protocol):
         """Take back the last `count` tokens."""
 
 
+class Choices:
+    """What may be picked next: the bits of a mask, unpacked where all of them are asked for."""
+
+    def __init__(self, words: NDArray[np.uint32], vocab_size: int) -> None:
+        """words: as `Constraint.mask`, taken over; bits at `vocab_size` and beyond are no tokens."""
+        self._words = words
+        self._vocab_size = vocab_size
+        self._array: NDArray[np.bool_] | None = None
+        if words.size * 32 > vocab_size:
+            last, rest = divmod(vocab_size, 32)
+            words[last + 1 :] = 0
+            words[last] &= np.uint32((1 << rest) - 1)
+
+    def __len__(self) -> int:
+        """How many."""
+        return int(np.bitwise_count(self._words).sum())
+
+    def __getitem__(self, token: int) -> bool:
+        """Whether this one."""
+        return token < self._words.size * 32 and bool(self._words[token // 32] >> token % 32 & 1)
+
+    def first(self) -> int:
+        """The lowest."""
+        word = int(self._words.astype(np.bool_).argmax())
+        bits = int(self._words[word])
+        return word * 32 + (bits & -bits).bit_length() - 1
+
+    def __array__(
+        self, dtype: np.dtype[np.bool_] | None = None, copy: bool | None = None
+    ) -> NDArray[np.bool_]:
+        """bool[vocab]."""
+        if self._array is None:
+            packed = self._words.view(np.uint8)
+            bits = np.unpackbits(packed, bitorder="little", count=self._vocab_size)
+            self._array = bits.view(np.bool_)
+        return self._array
+
+
 class Guide:
     """Leads one generation through its grammar, or, without one, lets everything through."""
 
@@ -50,7 +91,7 @@ class Guide:
         self._constraint = constraint
         self._vocab_size = vocab_size
         self._ends = end_tokens
-        self._allowed: NDArray[np.bool_] | None = None
+        self._allowed: Choices | None = None
         self._failed: ConstraintError | None = None
         self.seconds = 0.0
         self.forced_tokens = 0
@@ -62,8 +103,8 @@ class Guide:
         return self._constraint is not None and self._failed is None and self._constraint.ended
 
     @property
-    def allowed(self) -> NDArray[np.bool_] | None:
-        """bool[vocab], what may be picked next, more than one; None for all. Raises what the last span ran into."""
+    def allowed(self) -> Choices | None:
+        """What may be picked next, more than one; None for all. Raises what the last span ran into."""
         if self._failed is not None:
             raise self._failed
         return self._allowed
@@ -100,20 +141,14 @@ class Guide:
         """Some forced tokens, taken; none where there is a choice, which `allowed` then holds."""
         if constraint.ended:
             return sorted(self._ends)[:1]
-        tokens = constraint.forced()[:limit]
-        if not tokens:
-            self._allowed = self.unpacked(constraint.mask())
-            choices = np.count_nonzero(self._allowed)
-            if choices > 1:
-                return []
-            if not choices:
-                raise ConstraintError("no token of the vocabulary can follow", dead_end=True)
-            tokens = [int(self._allowed.argmax())]
+        choices = Choices(constraint.mask(), self._vocab_size)
+        count = len(choices)
+        if count > 1:
+            self._allowed = choices
+            return []
+        if not count:
+            raise ConstraintError("no token of the vocabulary can follow", dead_end=True)
+        tokens = constraint.forced()[:limit] or [choices.first()]
         for token in tokens:
             constraint.advance(token)
         return tokens
-
-    def unpacked(self, mask: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """bool[vocab] of a mask."""
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=self._vocab_size)
-        return bits.view(np.bool_)

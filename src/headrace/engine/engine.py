@@ -31,6 +31,7 @@ from headrace.engine.batch import (
 )
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
+from headrace.engine.damped import DampedParams
 from headrace.engine.generation import Generation
 from headrace.engine.mixture import Mixture, check_cancelled
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
@@ -326,16 +327,19 @@ class Engine:
         if self._disk is not None:
             self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
 
-    def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
+    def keep(self, sequence: Sequence, prompt_tokens: int, head: int = 0) -> None:
         """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated.
 
-        Nothing of one whose adapter was changed on the way: no prompt begins like that.
+        head: so many of the prompt, if they are held, are what others begin with, and outlive this sequence's.
+        Nothing is kept of one whose adapter was changed on the way: no prompt begins like that.
         """
         if len(sequence.history.spans) > 1:
             return
         self.prefixes.keep(sequence, prompt_tokens)
+        if 0 < head <= min(prompt_tokens, len(sequence)):
+            self.prefixes.mark(sequence.tokens[:head], sequence.salt)
         if self._disk is not None:
-            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
+            self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt), head)
 
     def save(self, sequence: Sequence) -> bytes:
         """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""
@@ -379,6 +383,8 @@ class Engine:
         jump_forward: bool = True,
         speculate: Speculate = "off",
         drafter: Drafter | Tokens[Drafter] | None = None,
+        damped: DampedParams | None = None,
+        head: int = 0,
     ) -> Generator[Token, None, None]:
         """Generate after `prompt`. `stats` describes the generation once it has ended.
 
@@ -389,8 +395,9 @@ class Engine:
         those of its grammar, and where it cannot go on a ConstraintError ends the generation; jump_forward: what it
         forces is read in one pass, which changes no token. speculate: drafts that are read along, a number, or "auto"
         for as many as pay, which changes no token either; drafter: in place of `Lookup`, or several in their order.
-        Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token,
-        SettingError.
+        damped: greedy decoding is damped by what it repeats. head: others begin with so many tokens of the prompt;
+        they are kept as such. Raises ContextError when the prompt does not fit, InputError when it is empty or holds
+        an unknown token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
@@ -410,6 +417,8 @@ class Engine:
             sequence,
             constraint,
             self._speculation(speculate, drafter),
+            damped=damped,
+            head=head,
             reuse=reuse,
             jump_forward=jump_forward,
             salt=salt,

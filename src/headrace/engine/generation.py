@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.constraint import Constraint, Guide
+from headrace.engine.damped import DampedParams
 from headrace.engine.pages import PagesExhaustedError
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence, Work
@@ -42,16 +43,19 @@ class Generation:
         constraint: Constraint | None = None,
         speculation: Speculation | None = None,
         *,
+        damped: DampedParams | None = None,
+        head: int = 0,
         reuse: bool,
         jump_forward: bool = True,
         salt: bytes = b"",
     ) -> None:
-        """jump_forward: whether a span that a constraint forces is read in one pass, or a token a pass. salt: of the
-        adapter, where no sequence is given."""
+        """head: see `Engine.keep`. jump_forward: whether a span that a constraint forces is read in one pass, or a
+        token a pass. salt: of the adapter, where no sequence is given."""
         self._engine = engine
         self._sequence = engine.new_sequence(salt) if kept is None else kept
         self._kept = kept is not None
         self._reuse = reuse and kept is None
+        self._head = head
         self._reused = 0
         self._history = list(prompt)  # and what was generated
         self._prompt_tokens = len(prompt)
@@ -65,7 +69,9 @@ class Generation:
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._reported_seed = params.seed if params.greedy else self._seed
         vocab = engine.config.vocab_size
-        self._sampler = Sampler(params, self._seed, vocab, engine.fraction_bits, engine.backend)
+        self._sampler = Sampler(
+            params, self._seed, vocab, engine.fraction_bits, engine.backend, damped
+        )
         self._sampler.observe(prompt)
         self._guide = Guide(constraint, vocab, engine.end_tokens)
         self._speculation = speculation
@@ -203,7 +209,7 @@ class Generation:
             sequence.rewind(self._held)
         held = len(sequence)
         if self._reuse:
-            self._engine.keep(sequence, self._prompt_tokens)
+            self._engine.keep(sequence, self._prompt_tokens, self._head)
         if not self._kept:
             sequence.release()
         return held

@@ -162,10 +162,18 @@ class PrefixDisk:
             with suppress(OSError):
                 os.utime(segment.path, (now, now))
 
-    def store(self, binding: Binding, tokens: Tokens[int], prompt_tokens: int, page: Page) -> None:
+    def store(
+        self,
+        binding: Binding,
+        tokens: Tokens[int],
+        prompt_tokens: int,
+        page: Page,
+        head: int = 0,
+    ) -> None:
         """Write what is not there yet of a sequence. Raises DiskFullError, OSError; all there is stays valid.
 
-        prompt_tokens: how many the prompt had; what follows is a reply.
+        prompt_tokens: how many the prompt had; what follows is a reply. head: so many of the prompt are the head of
+        several conversations already at the first, if they are worth writing.
         """
         ids = np.asarray(tokens, np.int32)
         if len(ids) < self.options.min_tokens:
@@ -175,9 +183,12 @@ class PrefixDisk:
         if found.length == len(ids):
             return
         parent = self._joint(binding, found, ids, page)
-        for end in sorted({min(prompt_tokens, len(ids)), len(ids)}):
+        head = head if self.options.min_tokens <= head <= min(prompt_tokens, len(ids)) else 0
+        for end in sorted({head, min(prompt_tokens, len(ids)), len(ids)}):
             if end > (parent.label.end if parent else 0):
-                parent = self._add(binding, parent, ids, end, page, reply=end > prompt_tokens)
+                kind = "head" if end == head else None
+                reply = end > prompt_tokens
+                parent = self._add(binding, parent, ids, end, page, reply=reply, kind=kind)
 
     def drop(self, segment: Segment) -> None:
         """Remove a segment and whatever goes on from it."""

@@ -69,8 +69,10 @@ class DiskTier:
         if end > begin:
             self._disk.used(found)
 
-    def store(self, sequence: Sequence, prompt_tokens: int, binding: blob.Binding) -> None:
-        """Write what the disk does not hold of a sequence."""
+    def store(
+        self, sequence: Sequence, prompt_tokens: int, binding: blob.Binding, head: int = 0
+    ) -> None:
+        """Write what the disk does not hold of a sequence. head: see `Engine.keep`."""
         table = sequence.page_table()
 
         def page(index: int, end: int) -> NDArray[np.uint8]:
@@ -79,7 +81,7 @@ class DiskTier:
             return held
 
         try:
-            self._disk.store(_bound(binding), sequence.tokens, prompt_tokens, page)
+            self._disk.store(_bound(binding), sequence.tokens, prompt_tokens, page, head)
         except (HeadraceError, OSError) as error:
             _warn(error)
 

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from headrace.arith import philox
 from headrace.arith.ops import shift_round
 from headrace.arith.sampling import Draw
+from headrace.engine.constraint import Choices
+from headrace.engine.damped import Damped, DampedParams, check_greedy
 from headrace.kernels.program import Backend
 from headrace.values import UNIT, SamplingParams
 
 Int = NDArray[np.int64]
+Allowed = NDArray[np.bool_] | Choices  # bool[vocab]
 
 
 def to_q16(value: float) -> int:
@@ -33,7 +36,12 @@ class Sampler:
         vocab_size: int,
         fraction_bits: int,
         backend: Backend,
+        damped: DampedParams | None = None,
     ) -> None:
+        """damped: see `DampedParams`; of greedy decoding alone. Raises SettingError."""
+        if damped is not None:
+            check_greedy(params)
+        self._damped = None if damped is None else Damped(damped, vocab_size, fraction_bits)
         self._backend = backend
         self._seed = seed
         self._how = None if params.greedy else _parameters(params, fraction_bits)
@@ -49,13 +57,13 @@ class Sampler:
     def note(self, token: int) -> None:
         """A generated token that was not picked becomes history."""
         self._seen[token] = self._generated[token] = True
+        if self._damped is not None:
+            self._damped.note(token)
 
-    def pick(
-        self, logits: NDArray[np.int32], position: int, allowed: NDArray[np.bool_] | None = None
-    ) -> int:
+    def pick(self, logits: NDArray[np.int32], position: int, allowed: Allowed | None = None) -> int:
         """The token for `position` from logits [vocab]; the pick becomes history.
 
-        allowed: bool[vocab], what may be picked, at least one; None: all. The others have no weight at all: filters
+        allowed: what may be picked, at least one; None: all. The others have no weight at all: filters
         and draw are those of a vocabulary that lacks them.
         """
         token = self._picked(self._penalise(logits), position, allowed)
@@ -63,19 +71,21 @@ class Sampler:
         return token
 
     def _picked(
-        self, logits: NDArray[np.int32] | Int, position: int, allowed: NDArray[np.bool_] | None
+        self, logits: NDArray[np.int32] | Int, position: int, allowed: Allowed | None
     ) -> int:
+        if self._damped is not None:
+            return self._damped.pick(logits, None if allowed is None else np.asarray(allowed))
         if self._how is None:
             token = int(logits.argmax())
             if allowed is None or allowed[token]:  # the lowest of the likeliest of all
                 return token
-            found = int(logits[allowed].argmax())
-        else:
-            word = philox.philox((position, 0, 0, 0), (self._seed, 0))[0]
-            if allowed is None:
-                return self._backend.draw(logits, self._how, word)
-            found = self._backend.draw(logits[allowed], self._how, word)
-        return int(np.flatnonzero(allowed)[found])
+            ids = np.flatnonzero(np.asarray(allowed))
+            return int(ids[logits[ids].argmax()])
+        word = philox.philox((position, 0, 0, 0), (self._seed, 0))[0]
+        if allowed is None:
+            return self._backend.draw(logits, self._how, word)
+        ids = np.flatnonzero(np.asarray(allowed))
+        return int(ids[self._backend.draw(logits[ids], self._how, word)])
 
     def _penalise(self, logits: NDArray[np.int32]) -> NDArray[np.int32] | Int:
         if self._repetition == UNIT and self._presence == 0:

@@ -1,0 +1,240 @@
+"""A thought and an answer as text. Joins text and the engine's two phases; owns when a thought is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict, cast
+
+from headrace.completion import Answer, Completion
+from headrace.engine.engine import Engine
+from headrace.engine.phased import Phased
+from headrace.errors import InputError
+from headrace.options import GenerateOptions, How, split
+from headrace.text.tokenizer import Tokenizer
+from headrace.values import GenerationStats, SamplingParams
+
+Phase = Literal["thinking", "answer"]
+Ended = Literal["closed", "stop", "length", "answer_now", "cancelled"]
+
+DEFAULT_END = "</think>"
+_NOT_OF_A_THOUGHT = ("schema", "regex", "grammar", "stop", "reuse", "shared_prefix_tokens")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text of one phase."""
+
+    phase: Phase
+    text: str
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What came before an answer. `tokens` are what stays of it in front of the answer.
+
+    ended: "closed" by its end marker, "stop" by an end token, "length" at its budget, by "answer_now", or "cancelled".
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: Ended
+    stats: GenerationStats = field(compare=False)
+
+
+@dataclass(frozen=True)
+class ThinkingPlan:
+    """How to think and how to answer. opening, end and transition may spell control tokens.
+
+    opening: begins the thought, behind the prompt. end: the text or control token that closes it. transition: what is
+    read in front of the answer; it begins with `end`; None: `end` and an empty line. Raises InputError.
+    """
+
+    thinking: SamplingParams
+    thinking_how: How
+    answer: SamplingParams
+    answer_how: How
+    opening: str
+    end: str
+    transition: str
+
+    def __post_init__(self) -> None:
+        if not self.end:
+            raise InputError("the end of a thought is empty")
+        if not self.transition.startswith(self.end):
+            raise InputError(f"the transition does not begin with the end, {self.end!r:.60}")
+
+
+class PhaseOptions(TypedDict, total=False):
+    """Keyword arguments of a thought. thinking: how to pick its tokens; the rest: see `ThinkingPlan`."""
+
+    thinking: GenerateOptions
+    opening: str
+    end: str
+    transition: str | None
+
+
+class ThinkOptions(PhaseOptions, GenerateOptions, total=False):
+    """And those of the answer."""
+
+
+def answer_options(options: ThinkOptions) -> GenerateOptions:
+    """Those of the answer alone."""
+    chosen = {k: v for k, v in options.items() if k not in PhaseOptions.__annotations__}
+    return cast(GenerateOptions, chosen)
+
+
+def thinking_plan(
+    options: ThinkOptions, answer: SamplingParams, how: How, vocab_size: int
+) -> ThinkingPlan:
+    """Raises InputError for what only an answer can have, SettingError."""
+    thinking = options.get("thinking", {})
+    for name in _NOT_OF_A_THOUGHT:
+        if thinking.get(name) is not None:
+            raise InputError(f"a thought has no {name}")
+    end, transition = options.get("end", DEFAULT_END), options.get("transition")
+    after = f"{end}\n\n" if transition is None else transition
+    return ThinkingPlan(
+        *split(thinking, vocab_size), answer, how, options.get("opening", ""), end, after
+    )
+
+
+class Thinking:
+    """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        ids: list[int],
+        plan: ThinkingPlan,
+        turn: Turn,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """ids: the prompt. turn: held while the engine is used.
+
+        Raises ContextError where there is no room for a thought and an answer.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._plan = plan
+        self._cancelled = cancelled
+        self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
+        marker = tokenizer.encode(plan.end, allow_special=True)
+        control = len(marker) == 1 and tokenizer.is_special(marker[0])
+        self._marker = marker[0] if control else None
+        transition = self._encoded(plan.transition)
+        how = plan.answer_how
+        reuse, head = how.get("reuse", True), how.get("shared_prefix_tokens") or 0
+        self._phases = Phased(engine, self.prompt, cancelled, reuse=reuse, head=head)
+        self._budget = self._phases.budget(plan.thinking, plan.answer, len(transition))
+        self.closing: tuple[int, ...] = ()  # tokens that were read between thought and answer
+        self.thought: Thought | None = None
+        self.answer: Completion | None = None
+        self._turn = turn
+        self._pieces: Generator[Piece, None, None] | None = None  # which holds this object
+
+    def __iter__(self) -> Iterator[Piece]:
+        if self._pieces is None:
+            self._pieces = self._run()
+        return self._pieces
+
+    def answer_now(self) -> None:
+        """End the thought within one step, and answer from what there is. Callable from any thread."""
+        self._phases.answer_now()
+
+    def finish(self) -> Completion:
+        """The answer, once both phases have ended."""
+        for _ in self:
+            pass
+        assert self.answer is not None, "it was closed before its end"
+        return self.answer
+
+    def close(self) -> None:
+        """End where it is."""
+        if self._pieces is not None:
+            self._pieces.close()
+
+    def _run(self) -> Generator[Piece, None, None]:
+        with self._turn(self), closing(self._phases):
+            yield from self._think()
+            yield from self._answer()
+
+    def _think(self) -> Generator[Piece, None, None]:
+        plan, how = self._plan, self._plan.thinking_how
+        ends = () if self._marker is not None else (plan.end,)
+        written = Answer(self._tokenizer, replace(plan.thinking, stop=ends), bool(plan.opening))
+        tokens: list[int] = []
+        ended: Ended = "length"
+        steps = self._phases.think(
+            plan.thinking,
+            self._budget,
+            speculate=how.get("speculate", "off"),
+            damped=how.get("damped"),
+        )
+        with closing(steps):
+            for token in steps:
+                if token.id == self._marker:
+                    ended = "closed"
+                    break
+                if token.id in self._engine.end_tokens:
+                    ended = "stop"
+                    continue  # it is the last
+                tokens.append(token.id)
+                if text := written.push(token.id):
+                    yield Piece("thinking", text)
+                if written.stopped:
+                    ended = "closed"
+                    break
+        stats = self._engine.stats
+        assert stats is not None
+        if ended == "closed":
+            stats = replace(stats, finish_reason="stop")
+        elif stats.finish_reason == "cancelled" and ended == "length":
+            ended = "cancelled" if self._cancelled() else "answer_now"
+        if text := written.flush(cut=ended != "stop"):
+            yield Piece("thinking", text)
+        self.thought = Thought(written.completion(stats).text, tuple(tokens), ended, stats)
+        self.closing = tuple(self._closing(tokens, written.stopped))
+
+    def _closing(self, tokens: list[int], marked: bool) -> list[int]:
+        """What is read behind a thought. marked: it holds its end marker already, as text."""
+        if not marked:
+            return self._encoded(self._plan.transition)
+        said = self._tokenizer.decode(tokens, skip_special=False).partition(self._plan.end)[2]
+        left = self._plan.transition.removeprefix(self._plan.end)
+        return self._encoded(left.removeprefix(said))
+
+    def _answer(self) -> Generator[Piece, None, None]:
+        plan, how, grammar = self._plan, self._plan.answer_how, self._plan.answer_how.get("grammar")
+        assert self.thought is not None
+        written = Answer(self._tokenizer, plan.answer, True)
+        steps = self._phases.answer(
+            self.thought.tokens,
+            self.closing,
+            plan.answer,
+            constraint=None if grammar is None else grammar.start(),
+            speculate=how.get("speculate", "off"),
+            damped=how.get("damped"),
+        )
+        try:
+            with closing(steps):
+                for token in steps:
+                    if text := written.push(token.id):
+                        yield Piece("answer", text)
+                    if written.stopped:
+                        break
+                else:
+                    stats = self._engine.stats
+                    if text := written.flush(cut=stats is None or stats.finish_reason != "stop"):
+                        yield Piece("answer", text)
+        finally:
+            if (stats := self._engine.stats) is not None:
+                self.answer = written.completion(stats)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, allow_special=True)
+
+
+Turn = Callable[[Thinking], AbstractContextManager[None]]
