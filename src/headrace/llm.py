@@ -1,6 +1,7 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
-One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
+Several generations run beside each other and share passes, whichever threads read them; those that memory was not
+planned for wait in order of arrival. A generation ends when its iterator is exhausted or closed.
 Its tokens stay in the KV cache as long as nobody needs the room, and a later one reads only what it does not share
 with them: a turn of a chat costs what is new in it. The answers are those of a fresh model.
 """
@@ -8,9 +9,9 @@ with them: a turn of a chat costs what is new in it. The answers are those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
@@ -24,33 +25,30 @@ from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
 from headrace.engine.engine import Engine
+from headrace.engine.pages import pages_for
 from headrace.engine.planned import governor, stream_options
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
+from headrace.engine.scheduler import Scheduler, Ticket
 from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
-from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
+from headrace.engine.turns import Turns
+from headrace.errors import InputError, PromptSizeError, UnsupportedError
 from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
 from headrace.options import CONSTRAINTS, GenerateOptions, How
 from headrace.prompt import as_text, num_characters, token_ids
+from headrace.stream import Stream, finished
 from headrace.text.schema import Schema
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
-from headrace.values import Message, SamplingParams, Token
+from headrace.values import Message, SamplingParams
 
 if TYPE_CHECKING:
     from headrace.text.grammar import Grammar, GrammarCompiler
 
 DEFAULT_MODEL = "smollm2:135m"
 CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
-
-
-class BusyError(HeadraceError):
-    """A thread asked for a second generation while its first is unfinished: it would wait for itself."""
-
-    code = "busy"
-    http_status = 409
 
 
 class LLM:
@@ -85,12 +83,11 @@ class LLM:
                 memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
             )
         self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
-        self._turn = threading.Lock()
-        self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | None = None
-        self._cancelled = threading.Event()
         self._closed = False
-        self.last: Completion | None = None
+        self._closing = threading.Lock()
+        self.last: Completion | None = (
+            None  # that ended; with several at a time, see `Stream.completion`
+        )
         try:
             self._load(
                 *locate.compute_settings(threads, kernels),
@@ -134,7 +131,9 @@ class LLM:
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self.engine.warm()
-            self._governor = governor(self.plan, self.engine.experts)
+            resizing = governor(self.plan, self.engine.experts)
+            between = (lambda: None) if resizing is None else resizing.between_requests
+            self._turns = Turns(Scheduler(self.engine, between))
         except BaseException:
             self.engine.close()
             raise
@@ -151,21 +150,17 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Free threads and memory. A running generation is cancelled first."""
-        if self._closed:
-            return
-        self._closed = True
-        self._cancelled.set()
-        if self._owner == threading.get_ident() and self._steps is not None:
-            self._steps.close()  # this thread's own, unfinished iterator: it cannot be waited for
-            self.engine.close()
-            return
-        with self._turn:
-            self.engine.close()
+        """Free threads and memory. Generations that run or wait are cancelled first."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            with self._turns.ending():
+                self.engine.close()
 
     def cancel(self) -> None:
-        """Stop the generation that runs now, within one step. Callable from any thread."""
-        self._cancelled.set()
+        """Stop every generation that runs or waits now, each within one step. Callable from any thread."""
+        self._turns.cancel()
 
     def generate(
         self,
@@ -187,7 +182,7 @@ class LLM:
         system: str | None = None,
         raw: bool = False,
         **options: Unpack[GenerateOptions],
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
         sampling, how = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
@@ -200,7 +195,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """As `chat`, in pieces of text."""
         sampling, how = self._split(options)
         return self.stream_ids(self.chat_ids(messages), sampling, **how)
@@ -262,12 +257,15 @@ class LLM:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         ids = token_ids(tokens)
-        with self._own_turn():
-            return self.engine.logits(ids)
+        self._check_open()
+        pages = pages_for(min(len(ids), self.engine.context))
+        logits: NDArray[np.int32] = self._turns.run(partial(self.engine.logits, ids), pages)
+        return logits
 
     def forget(self) -> None:
         """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
-        with self._own_turn():
+        self._check_open()
+        with self._turns.between():
             self.engine.prefixes.clear()
 
     def prompt_ids(
@@ -321,7 +319,7 @@ class LLM:
         reuse: bool = True,
         grammar: Grammar | None = None,
         speculate: Speculate = DEFAULT_SPECULATE,
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
         depth_of(speculate)
         return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, reuse)
@@ -335,10 +333,7 @@ class LLM:
         grammar: Grammar | None = None,
         speculate: Speculate = DEFAULT_SPECULATE,
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, grammar, speculate)) as pieces:
-            for _ in pieces:
-                pass
-            return _ended(self.last)
+        return finished(self._pieces(ids, sampling, continues, grammar, speculate))
 
     def _pieces(
         self,
@@ -348,59 +343,26 @@ class LLM:
         grammar: Grammar | None,
         speculate: Speculate,
         reuse: bool = True,
-    ) -> Generator[str, None, None]:
-        with self._own_turn():
-            self.last = None
-            # A grammar speaks of every byte, so no leading space is left out of what follows it.
-            answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
-            steps = self.engine.generate(
-                ids,
-                sampling,
-                cancel=self._cancelled.is_set,
-                reuse=reuse,
-                constraint=None if grammar is None else grammar.start(),
-                speculate=speculate,
+    ) -> Stream:
+        def begin() -> Ticket:
+            self._check_open()
+            constraint = None if grammar is None else grammar.start()
+            return Ticket(
+                self.engine.generation(
+                    ids, sampling, reuse=reuse, constraint=constraint, speculate=speculate
+                )
             )
-            self._steps = steps
-            try:
-                with closing(steps):
-                    for token in steps:
-                        if piece := answer.push(token.id):
-                            yield piece
-                        if answer.stopped:
-                            break
-                    else:
-                        stats = self.engine.stats
-                        cut = stats is not None and stats.finish_reason != "stop"
-                        if piece := answer.flush(cut=cut):
-                            yield piece
-            finally:
-                # Without statistics an interruption came before the engine could leave them; it is on its way.
-                if (stats := self.engine.stats) is not None:
-                    self.last = answer.completion(stats)
 
-    @contextmanager
-    def _own_turn(self) -> Iterator[None]:
-        if self._owner == threading.get_ident():
-            raise BusyError(
-                "this thread has an unfinished generation", hint="close its iterator first"
-            )
-        with self._turn:
-            self._cancelled.clear()
-            if self._closed:
-                raise InputError("the model is closed")
-            self._owner = threading.get_ident()
-            if self._governor is not None:
-                self._governor.between_requests()
-            try:
-                yield
-            finally:
-                self._owner = None
+        # A grammar speaks of every byte, so no leading space is left out of what follows it.
+        answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
+        return Stream(self._turns, answer, begin, self._ended)
 
+    def _ended(self, completion: Completion | None) -> None:
+        self.last = completion
 
-def _ended(completion: Completion | None) -> Completion:
-    assert completion is not None
-    return completion
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("the model is closed")
 
 
 def _tokenizer(artifact: Artifact) -> Tokenizer:

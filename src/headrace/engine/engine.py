@@ -19,11 +19,21 @@ from numpy.typing import NDArray
 from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
-from headrace.engine.batch import aligned_zeros, batch_of, copy_page, pauses, within_context
+from headrace.engine.batch import (
+    LAYER_ROWS,
+    Cancel,
+    Company,
+    Leaving,
+    aligned_zeros,
+    batch_of,
+    copy_page,
+    pauses,
+    within_context,
+)
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
 from headrace.engine.generation import Generation
-from headrace.engine.mixture import Mixture, check_cancelled
+from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
 from headrace.engine.prefix_cache import PrefixCache
 from headrace.engine.prefix_disk import PrefixDisk
@@ -180,6 +190,16 @@ class Engine:
         return self._program.shape
 
     @property
+    def chunk(self) -> int:
+        """Rows of a pass at most."""
+        return self._chunk
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a pass that may want logits at most."""
+        return self._logit_rows
+
+    @property
     def pages(self) -> PagePool:
         """Who owns the pages of the KV cache."""
         return self._pool
@@ -189,20 +209,23 @@ class Engine:
         return Sequence(self._pool, self.context, salt)
 
     def forward(
-        self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
+        self, work: Tokens[Work], cancel: Cancel | None = None, leaving: Leaving | None = None
     ) -> NDArray[np.int32]:
         """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
 
-        The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
-        raises CancelledError then, and the sequences are as before. So they are when FileError is raised: a file of
-        the model was changed, and what was computed from it is no answer.
+        The result is a view that the next pass overwrites. cancel: asked between layers where a pass is long;
+        raises CancelledError then, and the sequences are as before. leaving: asked there which of `work`, by index,
+        leave the pass: their sequences are as before and have no logits; CancelledError where they are all. So the
+        sequences are when FileError is raised: a file of the model was changed, and what was computed from it is no
+        answer.
         """
         self.passes += 1
+        company = Company(work, self._runner, self._program.marks, cancel, leaving)
         try:
             self._reserve(work)
             batch = batch_of(work)
             self._check(batch)
-            self._run_watched(batch, any(item.more for item in work), cancel)
+            self._run_watched(batch, company)
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
@@ -211,15 +234,17 @@ class Engine:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
         self._rows = self._chunk
-        for item in work:
+        wanted = 0
+        for item in company.work:
             item.sequence.commit(item.tokens)
-        return self._runner.logits(len(batch.logit_rows))
+            wanted += len(item.tokens) if item.all_logits else item.wanted
+        return self._runner.logits(wanted)
 
-    def _run_watched(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+    def _run_watched(self, batch: Batch, company: Company) -> None:
         """A pass over weights that are what they were when the model was opened. Raises FileError."""
         if self._watch.changed() and self._watch.verify() and self._mixture is not None:
             self._mixture.stream.forget()
-        self._run(batch, more, cancel)
+        self._run(batch, company)
         if self._watch.changed() and self._watch.verify():
             raise FileError(self._path, "weights", "were written to during a pass")
 
@@ -227,12 +252,15 @@ class Engine:
         for item in work:
             item.sequence.reserve(len(item.tokens))
 
-    def _run(self, batch: Batch, more: bool, cancel: Callable[[], bool] | None) -> None:
+    def _run(self, batch: Batch, company: Company) -> None:
+        short = len(batch.tokens) <= LAYER_ROWS and self.backend.name != "reference"
+        marks = self._marks[-1:] if short or not company.asks else self._marks
         if self._mixture is not None:
-            self._mixture.run(batch, self._cache, self._marks, admit=not more, cancel=cancel)
+            more = any(item.more for item in company.work)
+            self._mixture.run(batch, self._cache, marks, admit=not more, company=company)
             return
-        for begin, end in pairwise((0, *self._marks)):
-            check_cancelled(cancel if begin else None)
+        for begin, end in pairwise((0, *marks)):
+            batch = company.pause(begin, batch) if begin else batch
             self._runner.run(begin, end, batch, self._cache)
 
     def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
@@ -258,11 +286,13 @@ class Engine:
             sequence.release()
         return np.concatenate(parts)
 
-    def chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
-        """Tokens in passes, each with whether more follow."""
+    def chunks(
+        self, tokens: Tokens[int], rows: int | None = None
+    ) -> Iterator[tuple[Tokens[int], bool]]:
+        """Tokens in passes, of `rows` where given, each with whether more follow."""
         at = 0
         while at < len(tokens):
-            end = at + self._rows
+            end = at + (rows or self._rows)
             yield tokens[at:end], end < len(tokens)
             at = end
 
@@ -350,6 +380,32 @@ class Engine:
         `Lookup`. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
         token, SettingError.
         """
+        return self.generation(
+            prompt,
+            sampling,
+            cancel=cancel,
+            sequence=sequence,
+            reuse=reuse,
+            constraint=constraint,
+            jump_forward=jump_forward,
+            speculate=speculate,
+            drafter=drafter,
+        ).run()
+
+    def generation(
+        self,
+        prompt: Tokens[int],
+        sampling: SamplingParams,
+        *,
+        cancel: Callable[[], bool] | None = None,
+        sequence: Sequence | None = None,
+        reuse: bool = True,
+        constraint: Constraint | None = None,
+        jump_forward: bool = True,
+        speculate: Speculate = "off",
+        drafter: Drafter | None = None,
+    ) -> Generation:
+        """What `generate` runs, for a `Scheduler` to run beside others."""
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
@@ -365,7 +421,7 @@ class Engine:
             self._speculation(speculate, drafter),
             reuse=reuse,
             jump_forward=jump_forward,
-        ).run()
+        )
 
     def _speculation(self, speculate: Speculate, drafter: Drafter | None) -> Speculation | None:
         """None without drafts. A recorder of routes wants those of the tokens alone."""

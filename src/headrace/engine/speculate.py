@@ -145,7 +145,7 @@ class Speculation:
         """depth: how many always; None adapts. With none to read, the first is still compared, which costs nothing."""
         self._drafter = drafter
         self._vocab_size = vocab_size
-        self._fixed = depth
+        self.fixed = depth
         self._depth = Depth()
         self._unread: tuple[int, int] | None = (
             None  # where a draft would be that was not read, and the draft
@@ -157,8 +157,8 @@ class Speculation:
     def propose(self, history: Tokens[int], limit: int) -> list[int]:
         """At most `limit` drafts to read after `history`."""
         self._compare(history)
-        depth = self._depth.best() if self._fixed is None else self._fixed
-        count = min(limit, max(depth, self._fixed is None))
+        depth = self._depth.best() if self.fixed is None else self.fixed
+        count = min(limit, max(depth, self.fixed is None))
         if count < 1:
             return []
         guess = self._drafter.propose(history, count)[:count]

@@ -361,6 +361,9 @@ class Runner(Protocol):
     def residual(self, rows: int) -> NDArray[np.int32]:
         """The first `rows` rows of X, [rows, hidden]; valid until the next run."""
 
+    def put(self, rows: NDArray[np.int32]) -> None:
+        """i32[rows, hidden] become X of a new pass, which the next run begins at any mark."""
+
     def saturations(self) -> Mapping[str, int]:
         """How many values were clipped since the runner was made, by site."""
 
