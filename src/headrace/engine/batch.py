@@ -56,6 +56,7 @@ class Company:
         self._marks = marks
         self._cancel = cancel
         self._leaving = leaving
+        self._clips: NDArray[np.int64] | None = None  # of what is still there, before somebody left
 
     @property
     def asks(self) -> bool:
@@ -72,13 +73,20 @@ class Company:
             return batch
         if not stay:
             raise CancelledError("all of the pass was cancelled")
-        rows = self._runner.residual(len(batch.tokens))[np.isin(batch.sequences, stay)]
+        kept = np.isin(batch.sequences, stay)
+        rows = self._runner.residual(len(kept))[kept]
+        self._clips = self.clips()[kept]
         for item in (item for i, item in enumerate(self.work) if i not in stay):
             item.sequence.trim()
         self.work = [self.work[i] for i in stay]
         self._indices = [self._indices[i] for i in stay]
         self._runner.put(rows)
         return batch_of(self.work)
+
+    def clips(self) -> NDArray[np.int64]:
+        """Of every row that is still there, i64[rows, sites]."""
+        clips = self._runner.row_saturations()
+        return clips if self._clips is None else self._clips + clips
 
 
 def batch_of(work: Tokens[Work]) -> Batch:

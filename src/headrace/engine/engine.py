@@ -44,7 +44,7 @@ from headrace.errors import CancelledError, ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.layout import page_positions
-from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Router
+from headrace.kernels.program import LOGIT_ROWS, SITES, Batch, ModelShape, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
@@ -101,6 +101,7 @@ class Engine:
         self._mixture: Mixture | None = None
         self._disk: DiskTier | None = None
         self.passes = 0  # that were begun: each may overwrite the logits of the one before
+        self.clips = np.zeros((0, len(SITES)), np.int64)  # of every row of the last pass, by site
         self.stats: GenerationStats | None = None
         try:
             self._marks = pauses(self._program, self.backend.name)
@@ -234,6 +235,7 @@ class Engine:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
         self._rows = self._chunk
+        self.clips = company.clips()
         wanted = 0
         for item in company.work:
             item.sequence.commit(item.tokens)

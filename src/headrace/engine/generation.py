@@ -19,12 +19,14 @@ from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence, Work
 from headrace.engine.speculate import Speculation
 from headrace.errors import CancelledError
+from headrace.kernels.program import SITES
 from headrace.values import ExpertStats, FinishReason, GenerationStats, SamplingParams, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
 
 Logits = NDArray[np.int32]
+Clips = NDArray[np.int64]  # how many values were clipped, by site; or [rows, sites]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,13 @@ class Progress:
     held: int | None  # positions that a generation which ends here leaves behind; None before any
     forced: tuple[int, int, float]  # tokens, spans, seconds
     drafted: tuple[int, int]  # tokens, and those that were right
+    clips: Clips
 
 
-NOTHING = Progress(0, hashlib.sha256().digest(), None, (0, 0, 0.0), (0, 0))  # taken of an answer
+NO_CLIPS: Clips = np.zeros(len(SITES), np.int64)
+NOTHING = Progress(  # taken of an answer
+    0, hashlib.sha256().digest(), None, (0, 0, 0.0), (0, 0), NO_CLIPS
+)
 
 
 class Generation:
@@ -88,7 +94,7 @@ class Generation:
         self._jump = jump_forward
         self._hash = hashlib.sha256()
         self.began = False
-        self._before: dict[str, int] = {}
+        self._clips, self._row_clips = NO_CLIPS, NO_CLIPS[None]  # so far, and of the last pass
         self._experts_before: ExpertStats | None = None
         self._times = [time.perf_counter()] * 2
         self._passes = 0
@@ -144,7 +150,6 @@ class Generation:
         """Reuse what there is; at least the last token is left to read, because its logits are wanted."""
         if not self.began:
             self._times = [time.perf_counter()] * 2
-            self._before = self._engine.saturations()
             self._experts_before = self._engine.expert_stats()
         known, sequence = self._history, self._sequence
         if self._reuse:
@@ -237,12 +242,14 @@ class Generation:
             return None
         if self._speculation is not None and self._passes:
             self._speculation.end_pass(len(self._unread), len(self._drafts))
+        self._row_clips = self._engine.clips
         return logits
 
-    def read_along(self) -> None:
-        """A pass over `work` had company: its time says nothing about drafts."""
+    def read_along(self, clips: Clips) -> None:
+        """A pass over `work` had company: its time says nothing about drafts. clips: of the rows of `work`."""
         if self._speculation is not None:
             self._speculation.drafted += len(self._drafts)
+        self._row_clips = clips
 
     def take(self, logits: Logits) -> Iterator[Token]:
         """The tokens that follow from the logits of `work`, [wanted, vocab]; none while more is due.
@@ -250,7 +257,9 @@ class Generation:
         Each is picked when it is asked for. Another pass of the engine meanwhile overwrites the logits: drafts that
         were not compared by then are read again.
         """
-        drafts, passes = self._drafts, self._engine.passes
+        drafts, passes, clips = self._drafts, self._engine.passes, self._row_clips
+        due = len(clips) - len(drafts)
+        self._clips = self._clips + clips[:due].sum(axis=0)
         self._held = start = len(self._sequence) - len(drafts)
         del self._unread[: start - (len(self._history) - len(self._unread))]
         if self._unread:
@@ -268,6 +277,7 @@ class Generation:
             common = _common(self._unread, drafts[right:])
             if self._engine.passes != passes or self._whole:
                 common = min(common, len(self._unread) - 1)
+            self._clips = self._clips + clips[due + right : due + right + common].sum(axis=0)
             right += common
             del self._unread[:common]
             if self._speculation is not None:
@@ -301,6 +311,7 @@ class Generation:
             self._held,
             (guide.forced_tokens, guide.forced_spans, guide.seconds),
             (0, 0) if drafts is None else (drafts.drafted, drafts.accepted),
+            self._clips,
         )
 
     @property
@@ -339,7 +350,6 @@ class Generation:
         now = time.perf_counter()
         if not self._passes:  # cancelled before the first token: all of it was prefill
             first = now
-        after = self._engine.saturations() if self.began else {}
         experts = self._engine.expert_stats() if self.began else None
         stats = GenerationStats(
             prompt_tokens=self._prompt_tokens,
@@ -350,7 +360,6 @@ class Generation:
             seed=self._reported_seed,
             fingerprint="",
             finish_reason=reason,
-            saturations={k: v - self._before.get(k, 0) for k, v in after.items()},
             experts=_difference(experts, self._experts_before),
         )
         return cut(stats, reason, at)
@@ -370,6 +379,7 @@ def cut(stats: GenerationStats, reason: FinishReason, at: Progress) -> Generatio
         constraint_seconds=at.forced[2],
         drafted_tokens=at.drafted[0],
         accepted_tokens=at.drafted[1],
+        saturations=dict(zip(SITES, at.clips.tolist(), strict=True)),
     )
 
 

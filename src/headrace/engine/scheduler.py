@@ -234,15 +234,15 @@ class Scheduler:
     def _hand_out(
         self, part: list[tuple[Ticket, Work]], gone: set[int], logits: Logits | None
     ) -> None:
-        at = 0
+        at = row = 0
         for index, (ticket, work) in enumerate(part):
             if index in gone or logits is None:
                 self._remember(ticket, _rows(work))
                 self._finish(ticket, "cancelled")
                 continue
-            ticket.generation.read_along()
+            ticket.generation.read_along(self._engine.clips[row : row + len(work.tokens)])
             wanted = logits[at : at + work.wanted]
-            at += work.wanted
+            at, row = at + work.wanted, row + len(work.tokens)
             self._advance(ticket, wanted)
 
     def _leaving(self, part: list[tuple[Ticket, Work]], gone: set[int]) -> set[int]:
