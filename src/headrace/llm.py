@@ -131,9 +131,8 @@ class LLM:
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
             self.engine.warm()
-            resizing = governor(self.plan, self.engine.experts)
-            between = (lambda: None) if resizing is None else resizing.between_requests
-            self._turns = Turns(Scheduler(self.engine, between))
+            self._governor = governor(self.plan, self.engine.experts)
+            self._turns = Turns(Scheduler(self.engine, self._governor))
         except BaseException:
             self.engine.close()
             raise

@@ -227,7 +227,8 @@ def test_one_whose_tokens_nobody_takes_stands_still(tiny_artifact: Get) -> None:
         engine.end_tokens = frozenset()
         scheduler = Scheduler(engine)
         idle, busy = (Ticket(engine.generation(prompt(i, 9), params)) for i in range(2))
-        scheduler.submit(idle), scheduler.submit(busy)
+        for each in (idle, busy):
+            scheduler.submit(each)
         count = 0
         while not busy.ended:
             scheduler.step()

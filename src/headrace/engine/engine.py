@@ -230,7 +230,8 @@ class Engine:
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
-            rows = sum(len(item.tokens) - item.wanted + 1 for item in work)  # drafts do not count
+            # Drafts do not count.
+            rows = sum(len(item.tokens) - max(0, item.wanted - 1) for item in work)
             if isinstance(error, CancelledError) and rows > 1:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
@@ -257,6 +258,9 @@ class Engine:
     def _run(self, batch: Batch, company: Company) -> None:
         short = len(batch.tokens) <= LAYER_ROWS and self.backend.name != "reference"
         marks = self._marks[-1:] if short or not company.asks else self._marks
+        if not len(batch.logit_rows):  # what is behind the layers is for logits alone
+            last = self._program.marks[-1]
+            marks = (*(mark for mark in marks if mark < last), last)
         if self._mixture is not None:
             more = any(item.more for item in company.work)
             self._mixture.run(batch, self._cache, marks, admit=not more, company=company)
@@ -270,7 +274,7 @@ class Engine:
         if not tokens:
             raise InputError("there are no tokens to read")
         for part, more in self.chunks(tokens):
-            logits = self.forward([Work(sequence, part, more=more)])
+            logits = self.forward([Work(sequence, part, more=more, wanted=int(not more))])
         last: NDArray[np.int32] = logits[0]
         return last
 

@@ -215,7 +215,8 @@ class Generation:
             unread = unread[: max(1, self._prompt_tokens - len(self._sequence))]
         part, more = next(self._engine.chunks(unread, rows))
         self._drafts = self._proposed(drafts) if len(part) == len(self._unread) else []
-        return Work(self._sequence, [*part, *self._drafts], more=more, wanted=1 + len(self._drafts))
+        wanted = 0 if more else 1 + len(self._drafts)
+        return Work(self._sequence, [*part, *self._drafts], more=more, wanted=wanted)
 
     def _proposed(self, most: int | None) -> list[int]:
         """Drafts that may be read behind what is due: not with a prompt, and none that could not become a token."""

@@ -49,18 +49,18 @@ class Mixture:
         marks: tuple[int, ...],
         *,
         admit: bool,
-        company: Company,
+        company: Company | None = None,
     ) -> None:
         """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        marks: ends of ranges of operations, the last the program's; `company` is asked between them.
+        marks: ends of ranges of operations, the last the pass's; `company`, if any, is asked between them.
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
-        at, size = 0, len(self._ops)
+        at, size = 0, marks[-1]
         self.stream.begin_step()
         try:
             while at < size:
-                batch = company.pause(at, batch) if at else batch
+                batch = company.pause(at, batch) if at and company is not None else batch
                 end = marks[bisect_right(marks, at)]
                 at = self._runner.run(at, end, batch, cache)
                 if at < end:

@@ -19,9 +19,11 @@ from headrace.engine.pages import PagesExhaustedError
 from headrace.engine.schedule import Claim, Holder, admit, share
 from headrace.engine.sequence import Work
 from headrace.errors import CancelledError, HeadraceError
+from headrace.memory.governor import Governor
 from headrace.values import FinishReason, GenerationStats, Token
 
 AHEAD = 16  # tokens that a generation may be ahead of who takes them; then it stands still
+SHELTERED = 8  # so few rows of a prompt stay in a pass to its end, whoever gives up: a retry finds them read
 REMEMBERED = 64  # prompts whose readers gave up
 
 
@@ -34,9 +36,7 @@ class Ticket:
     arrival: int = 0
     pages: int = 0
     served: int = 0
-    sheltered: bool = (
-        False  # it has one row in the pass, which then ends: whoever comes back finds more read
-    )
+    sheltered: bool = False  # its rows are few, so it stays to the end of the pass
     tokens: deque[tuple[Token, Progress]] = field(default_factory=deque)
     taken: Progress | None = None  # at the last token that was taken
     ended: bool = False
@@ -89,10 +89,10 @@ class Errand:
 class Scheduler:
     """Generations in order of arrival, and the passes that they share."""
 
-    def __init__(self, engine: Engine, between: Callable[[], object] = lambda: None) -> None:
-        """between: called whenever somebody comes while nothing runs."""
+    def __init__(self, engine: Engine, governor: Governor | None = None) -> None:
+        """governor: may resize the pool of experts whenever somebody comes while nothing runs."""
         self._engine = engine
-        self._between = between
+        self._governor = governor
         self.woken: Callable[[], object] = lambda: None  # called when something ended within a step
         self._arrivals: deque[Ticket | Errand] = deque()
         self._waiting: list[Ticket | Errand] = []
@@ -143,8 +143,8 @@ class Scheduler:
         asking = [what for what in self._waiting if not what.paused]
         if not asking:
             return
-        if not self._running:
-            self._between()
+        if not self._running and self._governor is not None:
+            self._governor.between_requests()
         holders = [Holder(t.pages, t.paused and not t.generation.lasting) for t in self._running]
         num_pages = self._num_pages()
         decision = admit([what.pages for what in asking], holders, num_pages)
@@ -194,7 +194,7 @@ class Scheduler:
         generation = ticket.generation
         most = self._most(ticket)
         rows = min(generation.due, self._engine.chunk if most is None else most)
-        ticket.served, ticket.sheltered = self._passes, rows == 1
+        ticket.served, ticket.sheltered = self._passes, rows <= SHELTERED
         try:
             logits = generation.read(rows)
         except HeadraceError as error:
@@ -248,7 +248,7 @@ class Scheduler:
     def _leaving(self, part: list[tuple[Ticket, Work]], gone: set[int]) -> set[int]:
         """Who of a pass was cancelled and leaves it; its owner need not wait for the end of the pass."""
         for index, (ticket, work) in enumerate(part):
-            if ticket.cancelled and index not in gone and _rows(work) > 1:
+            if ticket.cancelled and index not in gone and _rows(work) > SHELTERED:
                 gone.add(index)
                 self._settle(ticket, "cancelled", None)
         return gone
@@ -316,7 +316,7 @@ class Scheduler:
 
     def _remember(self, ticket: Ticket, rows: int) -> None:
         """A pass of so many rows of it was cancelled: the next one for this prompt is shorter, until it ends."""
-        self._patience[ticket.generation.key] = max(1, rows // 2)
+        self._patience[ticket.generation.key] = max(SHELTERED, rows // 2)
         self._patience.move_to_end(ticket.generation.key)
         while len(self._patience) > REMEMBERED:
             self._patience.popitem(last=False)
@@ -331,7 +331,7 @@ def _never() -> bool:
 
 def _rows(work: Work) -> int:
     """Of a pass, without drafts."""
-    return len(work.tokens) - work.wanted + 1
+    return len(work.tokens) - max(0, work.wanted - 1)
 
 
 def _raise_foreign(error: BaseException) -> None:
