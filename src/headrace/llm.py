@@ -62,6 +62,7 @@ class LLM:
         threads: int | None = None,
         kernels: str | None = None,
         max_context: int | None = None,
+        parallel: int = 1,
         memory: PlanOptions | None = None,
         trace_routes: Path | None = None,
         beside_bytes: int = 0,
@@ -72,7 +73,8 @@ class LLM:
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
-        make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
+        make room for. parallel: generations that memory is planned for, each with a context of its own; more share
+        these. memory: all memory options in place of these three. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
         with_forecast: whether a fitted forecast is used. prefix_disk:
         where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. Raises
@@ -80,7 +82,9 @@ class LLM:
         """
         if memory is None:
             memory = PlanOptions(
-                memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
+                memory_gb=memory_gb,
+                max_context="auto" if max_context is None else max_context,
+                parallel=parallel,
             )
         self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
         self._closed = False
@@ -122,7 +126,9 @@ class LLM:
             threads=threads,
             kernels=kernels,
             max_context=self.plan.window,
-            retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
+            num_sequences=self.plan.num_sequences,
+            retained_contexts=self.plan.retained_contexts,
+            logit_rows=self.plan.logit_rows,
             chunk=self.plan.chunk_rows,
             experts=stream_options(self.plan) if self.artifact.records else None,
             trace_routes=trace_routes,

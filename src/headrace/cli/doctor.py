@@ -60,6 +60,7 @@ def doctor(
     memory: MemoryOptions = DEFAULT_MEMORY,
     sim: SimOptions = DEFAULT_SIM,
     threads: Annotated[int | None, WHOLE] = None,
+    parallel: Annotated[int, WHOLE] = 1,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -74,12 +75,14 @@ def doctor(
         A name, an artifact, or a file that was converted before; smollm2:135m if not given.
     threads
         Threads of the kernels to plan for; every usable processor if not set.
+    parallel
+        Generations that may each fill a context at the same time, as `LLM(parallel=)`.
     measure
         Read a part of the model past the page cache, and memory, to expect a speed.
     json
         Print one JSON object; sizes in bytes. Flags that cannot be are {"error": ...}.
     """
-    report = examine(model, memory, sim, threads=threads, measure=measure)
+    report = examine(model, memory, sim, threads=threads, parallel=parallel, measure=measure)
     if json:
         print(json_text.dumps(as_json(report), indent=1))
     else:
@@ -101,10 +104,11 @@ def examine(
     sim: SimOptions,
     *,
     threads: int | None = None,
+    parallel: int = 1,
     measure: bool,
 ) -> Report:
     """Look at everything; reads manifests and, to measure, some bytes of one weight file."""
-    options, machine = memory.options(), sim.machine()
+    options, machine = replace(memory.options(), parallel=parallel), sim.machine()
     name = DEFAULT_MODEL if model is None else model
     path, home = locate.found(name), config.load().home
     facts = result = disk = expected = None

@@ -10,8 +10,8 @@ from headrace.artifact.container import TOKENIZER_NAME, Artifact
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
 from headrace.errors import FileError, InputError
-from headrace.kernels.program import LOGIT_ROWS, MAX_PAIRS, PAGE_TOKENS, ModelShape
-from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
+from headrace.kernels.program import LOGIT_ROWS, LOGIT_ROWS_EACH, MAX_PAIRS, PAGE_TOKENS, ModelShape
+from headrace.memory.inputs import POSITION_BYTES, ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
 from headrace.memory.plan import plan
@@ -21,7 +21,6 @@ from headrace.models.decoder import model_shape
 TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
-_POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 
 
 def plan_model(
@@ -95,7 +94,10 @@ def workspace(shape: ModelShape, threads: int) -> Workspace:
         + 4 * (buffers + bool(shape.top_k) * shape.hidden)
         + _vector_bytes(widest)
         + 16,
-        per_position=_POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
+        per_sequence=(LOGIT_ROWS_EACH + 1)
+        * shape.vocab
+        * 4,  # with what its sampler and grammar hold
+        per_position=POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
     )
 
 
