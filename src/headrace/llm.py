@@ -1,6 +1,7 @@
 """The Python API: a model that answers. Joins text and engine; knows no command line and no HTTP.
 
-One generation runs at a time; others wait. A generation ends when its iterator is exhausted or closed.
+Several generations run beside each other and share passes, whichever threads read them; those that memory was not
+planned for wait in order of arrival. A generation ends when its iterator is exhausted or closed.
 Its tokens stay in the KV cache as long as nobody needs the room, and a later one reads only what it does not share
 with them: a turn of a chat costs what is new in it. The answers are those of a fresh model.
 """
@@ -8,9 +9,8 @@ with them: a turn of a chat costs what is new in it. The answers are those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
@@ -20,50 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import locate
-from headrace.adapters import NamedAdapters, needed_bytes, open_adapters
-from headrace.artifact.adapter import Adapter, open_adapter
-from headrace.artifact.container import Artifact, open_artifact
+from headrace.artifact.adapter import open_adapter
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
-from headrace.drafting import (
-    DEFAULT_DRAFT,
-    Draft,
-    Drafting,
-    check_draft,
-    check_vocabulary,
-    draft_engine,
-)
-from headrace.engine.damped import DampedParams
-from headrace.engine.engine import Engine
-from headrace.engine.planned import governor, stream_options
+from headrace.drafting import DEFAULT_DRAFT, Draft
+from headrace.engine.pages import pages_for
+from headrace.engine.phased import Phased
 from headrace.engine.prefix_disk import DiskOptions
-from headrace.engine.prefix_tier import open_disk
-from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate
-from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
+from headrace.engine.scheduler import Ticket
+from headrace.engine.speculate import DEFAULT_SPECULATE
+from headrace.errors import InputError, PromptSizeError, UnsupportedError
 from headrace.heads import Heads
-from headrace.memory.facts import kernel_threads, plan_model
+from headrace.loading import LoadOptions, load
 from headrace.memory.inputs import PlanOptions
-from headrace.memory.machine import read_machine
 from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
 from headrace.phases import Thinking, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
+from headrace.stream import Stream, finished
 from headrace.text.schema import Schema
-from headrace.text.template import ChatTemplate, encode_chat
-from headrace.text.tokenizer import Tokenizer
-from headrace.values import Message, SamplingParams, Token
+from headrace.text.template import encode_chat
+from headrace.values import Message, SamplingParams
 
 if TYPE_CHECKING:
     from headrace.text.grammar import Grammar, GrammarCompiler
 
 DEFAULT_MODEL = "smollm2:135m"
 CHARACTERS_PER_TOKEN = 512  # no vocabulary has a longer token: a longer prompt is refused unread
-
-
-class BusyError(HeadraceError):
-    """A thread asked for a second generation while its first is unfinished: it would wait for itself."""
-
-    code = "busy"
-    http_status = 409
 
 
 class LLM:
@@ -77,6 +59,7 @@ class LLM:
         threads: int | None = None,
         kernels: str | None = None,
         max_context: int | None = None,
+        parallel: int = 1,
         memory: PlanOptions | None = None,
         trace_routes: Path | None = None,
         beside_bytes: int = 0,
@@ -90,7 +73,8 @@ class LLM:
 
         A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
         None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
-        make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
+        make room for. parallel: generations that memory is planned for, each with a context of its own; more share
+        these. memory: all memory options in place of these three. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
         with_forecast: whether a fitted forecast is used. prefix_disk:
         where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. adapters:
@@ -98,94 +82,40 @@ class LLM:
         come from that a generation asks for (`speculate`); draft_model: a smaller model with the same vocabulary that
         makes them, inside the budget. Raises MemoryBudgetError for what cannot fit, DraftModelError.
         """
-        check_draft(draft, draft_model is not None)
         if memory is None:
             memory = PlanOptions(
-                memory_gb=memory_gb, max_context="auto" if max_context is None else max_context
+                memory_gb=memory_gb,
+                max_context="auto" if max_context is None else max_context,
+                parallel=parallel,
             )
-        self.artifact = replace(open_artifact(locate.locate(model)), with_forecast=with_forecast)
-        smaller = None if draft_model is None else open_artifact(locate.locate(draft_model))
-        self._turn = threading.Lock()
-        self._owner: int | None = None
-        self._steps: Generator[Token, None, None] | Thinking | None = None
-        self._cancelled = threading.Event()
-        self._closed = False
-        self.last: Completion | None = None
-        try:
-            self._load(
-                *locate.compute_settings(threads, kernels),
-                memory,
-                trace_routes,
-                prefix_disk,
-                beside_bytes,
-                open_adapters(adapters, self.artifact),
-                draft,
-                smaller,
-            )
-        except BaseException as error:
-            # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
-            clear_frames(error.__traceback__)
-            vars(self).clear()
-            raise
-
-    def _load(
-        self,
-        threads: int | None,
-        kernels: str | None,
-        memory: PlanOptions,
-        trace_routes: Path | None,
-        prefix_disk: DiskOptions | None,
-        beside_bytes: int,
-        adapters: Mapping[str, Adapter],
-        draft: Draft,
-        smaller: Artifact | None,
-    ) -> None:
-        machine = read_machine()
-        beside_bytes += needed_bytes(adapters, kernel_threads(threads, machine))
-        self.plan = plan_model(
-            self.artifact,
-            memory,
-            machine,
-            threads=threads,
-            beside_bytes=beside_bytes,
-            draft=smaller,
-        ).for_loading()
-        self.tokenizer = _tokenizer(self.artifact)
-        if smaller is not None:
-            check_vocabulary(self.artifact, self.tokenizer, smaller)
-        self._template = _template(self.artifact, self.tokenizer)
-        self._heads = Heads(self.tokenizer, self._template)
-        self._grammars: GrammarCompiler | None = None
-        self.engine = Engine(
-            self.artifact,
+        options = LoadOptions(
             threads=threads,
             kernels=kernels,
-            max_context=self.plan.window,
-            retained_contexts=self.plan.ledger.retained // self.plan.ledger.kv,
-            chunk=self.plan.chunk_rows,
-            experts=stream_options(self.plan) if self.artifact.records else None,
+            memory=memory,
             trace_routes=trace_routes,
+            beside_bytes=beside_bytes,
+            with_forecast=with_forecast,
+            prefix_disk=prefix_disk,
+            adapters=adapters or {},
+            draft=draft,
+            draft_model=draft_model,
         )
-        self._drafting: Drafting | None = None
         try:
-            second = None
-            if smaller is not None:
-                window = self.plan.window
-                second = draft_engine(smaller, window, threads=threads, kernels=kernels)
-            self._drafting = Drafting(self.artifact, self.engine, draft, second)
-            if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
-                self.engine.attach_disk(disk)
-            self._adapters = NamedAdapters(self.engine, adapters, self.plan.ledger.headroom)
-            self.engine.warm()
-            self._governor = governor(self.plan, self.engine.experts)
-        except BaseException:
-            self._close_engines()
+            self._loaded = load(model, options)
+        except BaseException as error:
+            clear_frames(error.__traceback__)  # whoever keeps the error keeps them
             raise
-
-    def _close_engines(self) -> None:
-        if self._drafting is not None:
-            self._drafting.close()
-        self.engine.close()
+        self.artifact = self._loaded.artifact
+        self.plan = self._loaded.plan
+        self.tokenizer = self._loaded.tokenizer
+        self.engine = self._loaded.engine
+        self._heads = Heads(self.tokenizer, self._loaded.template)
+        self._turns = self._loaded.turns
+        self._grammars: GrammarCompiler | None = None
+        self._closed = False
+        self._closing = threading.Lock()
+        # The one that ended last; with several at a time, see `Stream.completion`.
+        self.last: Completion | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -199,21 +129,17 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Free threads and memory. A running generation is cancelled first."""
-        if self._closed:
-            return
-        self._closed = True
-        self._cancelled.set()
-        if self._owner == threading.get_ident() and self._steps is not None:
-            self._steps.close()  # this thread's own, unfinished iterator: it cannot be waited for
-            self._close_engines()
-            return
-        with self._turn:
-            self._close_engines()
+        """Free threads and memory. Generations that run or wait are cancelled first."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            with self._turns.ending():
+                self._loaded.close()
 
     def cancel(self) -> None:
-        """Stop the generation that runs now, within one step. Callable from any thread."""
-        self._cancelled.set()
+        """Stop every generation that runs or waits now, each within one step. Callable from any thread."""
+        self._turns.cancel()
 
     def generate(
         self,
@@ -235,7 +161,7 @@ class LLM:
         system: str | None = None,
         raw: bool = False,
         **options: Unpack[GenerateOptions],
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """As `generate`, in pieces of text as they come. `last` is the completion once it has ended."""
         sampling, how = self._split(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
@@ -248,7 +174,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """As `chat`, in pieces of text."""
         sampling, how = self._split(options)
         return self.stream_ids(self.chat_ids(messages), sampling, **how)
@@ -265,17 +191,16 @@ class LLM:
         ids = self.prompt_ids(prompt) if isinstance(prompt, str | bytes) else self.chat_ids(prompt)
         how["shared_prefix_tokens"] = self._head(ids, how.get("shared_prefix_tokens"))
         plan = thinking_plan(options, sampling, how, self.engine.config.vocab_size)
-        cancelled = self._cancelled.is_set
-        return Thinking(self.engine, self.tokenizer, ids, plan, self._thinking_turn, cancelled)
-
-    @contextmanager
-    def _thinking_turn(self, thinking: Thinking) -> Iterator[None]:
-        with self._own_turn():
-            self.last, self._steps = None, thinking
-            try:
-                yield
-            finally:
-                self.last, self._steps = thinking.answer, None  # they hold each other no longer
+        self._check_open()
+        adapter = self._loaded.adapters.find(how.get("adapter"))
+        phases = Phased(
+            self.engine,
+            self._turns,
+            adapter,
+            reuse=how.get("reuse", True),
+            head=how.get("shared_prefix_tokens") or 0,
+        )
+        return Thinking(phases, self.tokenizer, ids, plan, self._ended)
 
     def _head(self, ids: list[int], given: int | None) -> int:
         """How much of a prompt others begin with."""
@@ -310,7 +235,7 @@ class LLM:
         """Options as values. Raises SettingError, InputError or GrammarError."""
         params, how = split(options, self.engine.config.vocab_size)
         how["grammar"] = self._grammar(options)
-        self._adapters.find(how.get("adapter"))
+        self._loaded.adapters.find(how.get("adapter"))
         return params, how
 
     def _grammar(self, options: GenerateOptions) -> Grammar | None:
@@ -330,14 +255,19 @@ class LLM:
         """
         adapter = open_adapter(locate.locate_adapter(path, self.artifact), self.artifact)
         name = Path(path).expanduser().resolve().name if name is None else name
-        with self._own_turn():
-            self._adapters.load(name, adapter)
+        self._check_open()
+        with self._turns.between():
+            self._loaded.adapters.load(name, adapter)
         return name
 
     def unload_adapter(self, name: str) -> None:
-        """Free an adapter and its name. Raises InputError for a name that nothing has."""
-        with self._own_turn():
-            self._adapters.unload(name)
+        """Free an adapter and its name. Raises InputError for a name that nothing has, or that a generation uses."""
+        self._check_open()
+        with self._turns.between():
+            found = self._loaded.adapters.find(name)
+            if found is not None and self._turns.uses(found.salt):
+                raise InputError(f"a generation uses the adapter {name!r:.80}")
+            self._loaded.adapters.unload(name)
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
@@ -352,12 +282,15 @@ class LLM:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """Logits after each token: i32[len(tokens), vocab], fixed point (`engine.fraction_bits`)."""
         ids = token_ids(tokens)
-        with self._own_turn():
-            return self.engine.logits(ids)
+        self._check_open()
+        pages = pages_for(min(len(ids), self.engine.context))
+        logits: NDArray[np.int32] = self._turns.run(partial(self.engine.logits, ids), pages)
+        return logits
 
     def forget(self) -> None:
         """Drop what the KV cache holds of earlier generations; the next one reads all of its prompt."""
-        with self._own_turn():
+        self._check_open()
+        with self._turns.between():
             self.engine.prefixes.clear()
 
     def prompt_ids(
@@ -379,12 +312,12 @@ class LLM:
     @property
     def adapters(self) -> Mapping[str, str]:
         """The adapters that are loaded: the identity of each one's content by its name."""
-        return self._adapters.identities()
+        return self._loaded.adapters.identities()
 
     @property
     def can_chat(self) -> bool:
         """Whether the model has a chat template."""
-        return self._template is not None
+        return self._loaded.template is not None
 
     def generate_ids(self, ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """As `generate`, after a prompt of token ids."""
@@ -393,14 +326,14 @@ class LLM:
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """What the model reads for a conversation. Raises UnsupportedError without a template."""
-        if self._template is None:
+        if self._loaded.template is None:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
             )
         if isinstance(messages, str | bytes | Message) or not messages:
             raise InputError("a conversation is a sequence of at least one message")
         self._could_fit(sum(map(num_characters, messages)))
-        ids = encode_chat(self.tokenizer, self._template, messages)
+        ids = encode_chat(self.tokenizer, self._loaded.template, messages)
         self._heads.note(messages, ids)
         return ids
 
@@ -416,11 +349,14 @@ class LLM:
         *,
         continues: bool = False,
         **how: Unpack[How],
-    ) -> Generator[str, None, None]:
+    ) -> Stream:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `GenerateOptions`."""
         check_how(sampling, how)
-        self._adapters.find(how.get("adapter"))
-        return self._pieces(token_ids(ids), sampling, continues, **how)
+        prompt, grammar = token_ids(ids), how.get("grammar")
+        self._loaded.adapters.find(how.get("adapter"))
+        # A grammar speaks of every byte, so no leading space is left out of what follows it.
+        answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
+        return Stream(self._turns, answer, lambda: self._ticket(prompt, sampling, how), self._ended)
 
     def _complete(
         self,
@@ -430,92 +366,29 @@ class LLM:
         continues: bool = False,
         **how: Unpack[How],
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, **how)) as pieces:
-            for _ in pieces:
-                pass
-            return _ended(self.last)
+        return finished(self.stream_ids(ids, sampling, continues=continues, **how))
 
-    def _pieces(
-        self,
-        ids: list[int],
-        sampling: SamplingParams,
-        continues: bool,
-        grammar: Grammar | None = None,
-        speculate: Speculate = DEFAULT_SPECULATE,
-        adapter: str | None = None,
-        damped: DampedParams | None = None,
-        reuse: bool = True,
-        shared_prefix_tokens: int | None = None,
-    ) -> Generator[str, None, None]:
-        with self._own_turn():
-            self.last = None
-            # A grammar speaks of every byte, so no leading space is left out of what follows it.
-            answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
-            steps = self.engine.generate(
+    def _ticket(self, ids: list[int], sampling: SamplingParams, how: How) -> Ticket:
+        """A generation to hand to the scheduler. Raises what is wrong with it."""
+        self._check_open()
+        grammar, speculate = how.get("grammar"), how.get("speculate", DEFAULT_SPECULATE)
+        return Ticket(
+            self.engine.generation(
                 ids,
                 sampling,
-                cancel=self._cancelled.is_set,
-                adapter=self._adapters.find(adapter),
-                reuse=reuse,
+                adapter=self._loaded.adapters.find(how.get("adapter")),
+                reuse=how.get("reuse", True),
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,
-                drafter=self._drafting.drafters(speculate) if self._drafting else None,
-                damped=damped,
-                head=self._head(ids, shared_prefix_tokens),
+                drafter=self._loaded.drafting.drafters(speculate),
+                damped=how.get("damped"),
+                head=self._head(ids, how.get("shared_prefix_tokens")),
             )
-            self._steps = steps
-            try:
-                with closing(steps):
-                    for token in steps:
-                        if piece := answer.push(token.id):
-                            yield piece
-                        if answer.stopped:
-                            break
-                    else:
-                        stats = self.engine.stats
-                        cut = stats is not None and stats.finish_reason != "stop"
-                        if piece := answer.flush(cut=cut):
-                            yield piece
-            finally:
-                # Without statistics an interruption came before the engine could leave them; it is on its way.
-                if (stats := self.engine.stats) is not None:
-                    self.last = answer.completion(stats)
+        )
 
-    @contextmanager
-    def _own_turn(self) -> Iterator[None]:
-        if self._owner == threading.get_ident():
-            raise BusyError(
-                "this thread has an unfinished generation", hint="close its iterator first"
-            )
-        with self._turn:
-            self._cancelled.clear()
-            if self._closed:
-                raise InputError("the model is closed")
-            self._owner = threading.get_ident()
-            if self._governor is not None:
-                self._governor.between_requests()
-            try:
-                yield
-            finally:
-                self._owner = None
+    def _ended(self, completion: Completion | None) -> None:
+        self.last = completion
 
-
-def _ended(completion: Completion | None) -> Completion:
-    assert completion is not None
-    return completion
-
-
-def _tokenizer(artifact: Artifact) -> Tokenizer:
-    info = artifact.manifest.tokenizer
-    return Tokenizer.from_file(artifact.tokenizer_path, bos=info.bos, eos=info.end)
-
-
-def _template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if artifact.template is None:
-        return None
-    bos, eos = (_name(tokenizer, i) for i in (tokenizer.bos, next(iter(tokenizer.eos), None)))
-    return ChatTemplate(artifact.template, bos=bos, eos=eos)
-
-
-def _name(tokenizer: Tokenizer, token: int | None) -> str:
-    return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("the model is closed")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, cast
 
 from headrace.completion import Answer, Completion
-from headrace.engine.engine import Engine
 from headrace.engine.phased import Phased
 from headrace.errors import InputError
 from headrace.options import GenerateOptions, How, split
@@ -105,34 +103,30 @@ class Thinking:
 
     def __init__(
         self,
-        engine: Engine,
+        phases: Phased,
         tokenizer: Tokenizer,
         ids: list[int],
         plan: ThinkingPlan,
-        turn: Turn,
-        cancelled: Callable[[], bool],
+        ended: Callable[[Completion | None], None],
     ) -> None:
-        """ids: the prompt. turn: held while the engine is used.
+        """ids: the prompt. ended: is told what the answer is.
 
         Raises ContextError where there is no room for a thought and an answer.
         """
-        self._engine = engine
+        self._phases = phases
         self._tokenizer = tokenizer
         self._plan = plan
-        self._cancelled = cancelled
+        self._tell = ended
         self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
         marker = tokenizer.encode(plan.end, allow_special=True)
         control = len(marker) == 1 and tokenizer.is_special(marker[0])
         self._marker = marker[0] if control else None
         transition = self._encoded(plan.transition)
-        how = plan.answer_how
-        reuse, head = how.get("reuse", True), how.get("shared_prefix_tokens") or 0
-        self._phases = Phased(engine, self.prompt, cancelled, reuse=reuse, head=head)
-        self._budget = self._phases.budget(plan.thinking, plan.answer, len(transition))
+        self._budget = phases.budget(self.prompt, plan.thinking, plan.answer, len(transition))
         self.closing: tuple[int, ...] = ()  # tokens that were read between thought and answer
         self.thought: Thought | None = None
         self.answer: Completion | None = None
-        self._turn = turn
+        self._written: Answer | None = None  # of the answer
         self._pieces: Generator[Piece, None, None] | None = None  # which holds this object
 
     def __iter__(self) -> Iterator[Piece]:
@@ -155,11 +149,23 @@ class Thinking:
         """End where it is."""
         if self._pieces is not None:
             self._pieces.close()
+            self._complete()
+        self._phases.close()
 
     def _run(self) -> Generator[Piece, None, None]:
-        with self._turn(self), closing(self._phases):
+        self._tell(None)
+        try:
             yield from self._think()
-            yield from self._answer()
+            if not self._phases.closed:
+                yield from self._answer()
+        except (
+            GeneratorExit
+        ):  # maybe in the midst of anything: whoever closes this waits, or nobody does
+            raise
+        except BaseException:
+            self._phases.close()
+            raise
+        self._phases.close()
 
     def _think(self) -> Generator[Piece, None, None]:
         plan, how = self._plan, self._plan.thinking_how
@@ -168,32 +174,31 @@ class Thinking:
         tokens: list[int] = []
         ended: Ended = "length"
         steps = self._phases.think(
+            self.prompt,
             plan.thinking,
             self._budget,
             speculate=how.get("speculate", "off"),
             damped=how.get("damped"),
         )
-        with closing(steps):
-            for token in steps:
-                if token.id == self._marker:
-                    ended = "closed"
-                    break
-                if token.id in self._engine.end_tokens:
-                    ended = "stop"
-                    continue  # it is the last
-                tokens.append(token.id)
-                if text := written.push(token.id):
-                    yield Piece("thinking", text)
-                if written.stopped:
-                    ended = "closed"
-                    break
-        stats = self._engine.stats
-        assert stats is not None
+        for token in steps:
+            if token.id == self._marker:
+                ended = "closed"
+                break
+            if token.id in self._phases.engine.end_tokens:
+                ended = "stop"
+                continue  # it is the last
+            tokens.append(token.id)
+            if text := written.push(token.id):
+                yield Piece("thinking", text)
+            if written.stopped:
+                ended = "closed"
+                break
+        stats = self._phases.end()
         if ended == "closed":
             stats = replace(stats, finish_reason="stop")
         elif stats.finish_reason == "cancelled" and ended == "length":
-            ended = "cancelled" if self._cancelled() else "answer_now"
-        if text := written.flush(cut=ended != "stop"):
+            ended = "answer_now" if self._phases.cut else "cancelled"
+        if not self._phases.closed and (text := written.flush(cut=ended != "stop")):
             yield Piece("thinking", text)
         self.thought = Thought(written.completion(stats).text, tuple(tokens), ended, stats)
         self.closing = tuple(self._closing(tokens, written.stopped))
@@ -218,23 +223,22 @@ class Thinking:
             speculate=how.get("speculate", "off"),
             damped=how.get("damped"),
         )
-        try:
-            with closing(steps):
-                for token in steps:
-                    if text := written.push(token.id):
-                        yield Piece("answer", text)
-                    if written.stopped:
-                        break
-                else:
-                    stats = self._engine.stats
-                    if text := written.flush(cut=stats is None or stats.finish_reason != "stop"):
-                        yield Piece("answer", text)
-        finally:
-            if (stats := self._engine.stats) is not None:
-                self.answer = written.completion(stats)
+        self._written = written
+        for token in steps:
+            if text := written.push(token.id):
+                yield Piece("answer", text)
+            if written.stopped:
+                break
+        stats = self._phases.end()
+        if not written.stopped and (text := written.flush(cut=stats.finish_reason != "stop")):
+            yield Piece("answer", text)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Tell what the answer is, as far as it was written."""
+        if self._written is not None and self.answer is None:
+            self.answer = self._written.completion(self._phases.end())
+            self._tell(self.answer)
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, allow_special=True)
-
-
-Turn = Callable[[Thinking], AbstractContextManager[None]]

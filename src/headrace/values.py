@@ -118,6 +118,8 @@ class GenerationStats:
     with the first token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was
     drawn and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
     picked, and each of the `forced_spans` was read in one pass. `constraint_seconds` went into following the grammar.
+    `saturations` are clipped values of the rows of its own tokens, those of drafts that were wrong left out. `experts`
+    counts what all passes did from its beginning to its end, and so also for generations that shared them.
     Of `drafted_tokens` that were read on suspicion, `accepted_tokens` were what followed; they differ where "auto"
     decides by the clock, and nothing else does.
     """

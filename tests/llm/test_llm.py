@@ -17,7 +17,7 @@ from headrace.engine.mixture import Mixture
 from headrace.engine.prefix_cache import PrefixCache
 from headrace.errors import ContextError, FileError, InputError, PromptSizeError, SettingError
 from headrace.experts.stream import ExpertStream
-from headrace.llm import CHARACTERS_PER_TOKEN, LLM, BusyError
+from headrace.llm import CHARACTERS_PER_TOKEN, LLM
 from headrace.memory.inputs import PlanOptions
 from headrace.values import Message, SamplingParams
 
@@ -168,8 +168,7 @@ def test_a_cancelled_model_generates_again(llm: LLM) -> None:
 def test_closing_the_iterator_releases_the_model(llm: LLM) -> None:
     stream = llm.stream("Why?", seed=1, max_tokens=LONG)
     next(stream)
-    with pytest.raises(BusyError):
-        llm.generate("Why?", max_tokens=1)
+    assert llm.generate("Why?", seed=1, max_tokens=1).stats.new_tokens == 1  # beside it
     stream.close()
     assert llm.generate("Why?", seed=1, max_tokens=1).stats.new_tokens == 1
 
@@ -410,13 +409,12 @@ def test_an_interruption_before_the_engine_begins_stays_one(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    for name in ("run", "_stats"):
+    for name in ("begin", "stats"):
         with monkeypatch.context() as patch:
             patch.setattr(Generation, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 list(llm.stream("Why?", seed=5, max_tokens=4))
-        assert llm.last is None
-        assert llm.engine.stats is None
+        assert llm.last is None or (name == "begin" and llm.last.tokens == ())
         with monkeypatch.context() as patch:
             patch.setattr(Generation, name, interrupted)
             with pytest.raises(KeyboardInterrupt):

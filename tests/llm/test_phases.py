@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from headrace.artifact.container import Artifact
 from headrace.engine.prefix_disk import DiskOptions, survey
 from headrace.errors import ContextError, InputError, SettingError
-from headrace.llm import LLM, BusyError
+from headrace.llm import LLM
 from headrace.phases import Thinking
 from headrace.values import Message
 
@@ -256,13 +257,25 @@ def test_what_cannot_be_is_refused(wild: LLM) -> None:
         wild.think(ASK, budget=3)  # type: ignore[call-arg]
 
 
-def test_one_at_a_time_and_closing(wild: LLM) -> None:
+def test_beside_another_and_closing(wild: LLM) -> None:
+    alone = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    alone.finish()
     thinking = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
     next(iter(thinking))
-    with pytest.raises(BusyError):
-        wild.generate(ASK, **ANSWER)  # type: ignore[arg-type]
-    thinking.close()
-    assert wild.generate(ASK, **ANSWER).tokens  # type: ignore[arg-type]
+    plain = wild.generate(ASK, **ANSWER)  # type: ignore[arg-type]
+    assert thinking.finish() == alone.answer
+    assert thinking.thought == alone.thought
+    left = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    next(iter(left))
+    left.close()
+    del left
+    dropped = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    next(iter(dropped))
+    del dropped
+    gc.collect()
+    assert wild.generate(ASK, **ANSWER) == plain  # type: ignore[arg-type]
+    wild.forget()
+    assert wild.engine.pages.num_used == 0
 
 
 def test_the_model_is_closed_in_the_middle(tiny_artifact: Callable[[str], Artifact]) -> None:

@@ -61,6 +61,7 @@ def doctor(
     sim: SimOptions = DEFAULT_SIM,
     threads: Annotated[int | None, WHOLE] = None,
     draft_model: str | None = None,
+    parallel: Annotated[int, WHOLE] = 1,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -77,12 +78,22 @@ def doctor(
         Threads of the kernels to plan for; every usable processor if not set.
     draft_model
         A draft model that is loaded beside it.
+    parallel
+        Generations that may each fill a context at the same time, as `LLM(parallel=)`.
     measure
         Read a part of the model past the page cache, and memory, to expect a speed.
     json
         Print one JSON object; sizes in bytes. Flags that cannot be are {"error": ...}.
     """
-    report = examine(model, memory, sim, threads=threads, draft_model=draft_model, measure=measure)
+    report = examine(
+        model,
+        memory,
+        sim,
+        threads=threads,
+        parallel=parallel,
+        draft_model=draft_model,
+        measure=measure,
+    )
     if json:
         print(json_text.dumps(as_json(report), indent=1))
     else:
@@ -105,10 +116,11 @@ def examine(
     *,
     threads: int | None = None,
     draft_model: str | None = None,
+    parallel: int = 1,
     measure: bool,
 ) -> Report:
     """Look at everything; reads manifests and, to measure, some bytes of one weight file."""
-    options, machine = memory.options(), sim.machine()
+    options, machine = replace(memory.options(), parallel=parallel), sim.machine()
     name = DEFAULT_MODEL if model is None else model
     path, home = locate.found(name), config.load().home
     facts = result = disk = expected = None

@@ -1,7 +1,9 @@
-"""What a pass over several sequences is made of: their rows, the memory of their pages, where it may pause."""
+"""What a pass over several sequences is made of: their rows, the memory of their pages, where it may pause, and who
+leaves it there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
@@ -11,7 +13,15 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ROPE_LOW
 from headrace.engine.adapters import Adapters
 from headrace.engine.sequence import Work
-from headrace.kernels.program import Batch, Program, Route
+from headrace.errors import CancelledError
+from headrace.kernels.program import Batch, Program, Route, Runner
+
+LAYER_ROWS = (
+    32  # passes of more rows pause between layers; what a pause costs is nothing beside them
+)
+
+Cancel = Callable[[], bool]
+Leaving = Callable[[], Collection[int]]  # which work of a pass leaves it, by index
 
 
 def copy_page(cache: NDArray[np.uint8], source: int, target: int) -> None:
@@ -19,14 +29,72 @@ def copy_page(cache: NDArray[np.uint8], source: int, target: int) -> None:
 
 
 def pauses(program: Program, backend: str) -> tuple[int, ...]:
-    """Where a run of a program may pause for a cancellation: its end, for the reference every operation.
+    """Where a long run of a program may pause: behind every layer and at its end; for the reference, every operation.
 
     Never after a Route, where a pause means that experts are lacking.
     """
     size = len(program.ops)
     if backend != "reference":
-        return (size,)
+        return (*program.marks[1:], size)
     return tuple(i for i in range(1, size + 1) if not isinstance(program.ops[i - 1], Route))
+
+
+class Company:
+    """The work of one pass; between layers parts of it may leave, and the others go on as if they had never been."""
+
+    def __init__(
+        self,
+        work: Tokens[Work],
+        runner: Runner,
+        marks: tuple[int, ...],
+        adapters: Adapters,
+        cancel: Cancel | None,
+        leaving: Leaving | None,
+    ) -> None:
+        """marks: the program's, where X is all that there is of a pass. cancel: asked whether all of it ends."""
+        self.work = list(work)  # that is still there
+        self._indices = list(range(len(work)))
+        self._runner = runner
+        self._marks = marks
+        self._adapters = adapters
+        self._cancel = cancel
+        self._leaving = leaving
+        self._clips: NDArray[np.int64] | None = None  # of what is still there, before somebody left
+
+    @property
+    def asks(self) -> bool:
+        """Whether anybody may want to end before the pass does."""
+        return self._cancel is not None or self._leaving is not None
+
+    def begin(self) -> Batch:
+        """The batch of all work, for which there are pages. Raises InputError where an adapter is not loaded."""
+        self.batch = batch_of(self.work, self._adapters)
+        return self.batch
+
+    def pause(self, at: int) -> Batch:
+        """The batch to go on with before operation `at`. Raises CancelledError where nothing of it is left."""
+        if self._cancel is not None and self._cancel():
+            raise CancelledError("the pass was cancelled")
+        gone = self._leaving() if self._leaving is not None and at in self._marks else ()
+        stay = [i for i, index in enumerate(self._indices) if index not in gone]
+        if len(stay) == len(self.work):
+            return self.batch
+        if not stay:
+            raise CancelledError("all of the pass was cancelled")
+        kept = np.isin(self.batch.sequences, stay)
+        rows = self._runner.residual(len(kept))[kept]
+        self._clips = self.clips()[kept]
+        for item in (item for i, item in enumerate(self.work) if i not in stay):
+            item.sequence.trim()
+        self.work = [self.work[i] for i in stay]
+        self._indices = [self._indices[i] for i in stay]
+        self._runner.put(rows)
+        return self.begin()
+
+    def clips(self) -> NDArray[np.int64]:
+        """Of every row that is still there, i64[rows, sites]."""
+        clips = self._runner.row_saturations()
+        return clips if self._clips is None else self._clips + clips
 
 
 def batch_of(work: Tokens[Work], adapters: Adapters) -> Batch:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,11 @@ from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
 from headrace.engine.adapters import Adapters, History, LoadedAdapter
 from headrace.engine.batch import (
+    LAYER_ROWS,
+    Cancel,
+    Company,
+    Leaving,
     aligned_zeros,
-    batch_of,
     copy_page,
     hand_out,
     pauses,
@@ -32,8 +36,8 @@ from headrace.engine.batch import (
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
 from headrace.engine.damped import DampedParams
-from headrace.engine.generation import Generation
-from headrace.engine.mixture import Mixture, check_cancelled
+from headrace.engine.generation import Asked, Generation
+from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
 from headrace.engine.prefix_cache import PrefixCache
 from headrace.engine.prefix_disk import PrefixDisk
@@ -44,7 +48,7 @@ from headrace.errors import CancelledError, ContextError, FileError, InputError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.experts.trace import RouteHeader, RouteRecorder
 from headrace.kernels.layout import page_positions
-from headrace.kernels.program import LOGIT_ROWS, Batch, ModelShape, Router
+from headrace.kernels.program import LOGIT_ROWS, SITES, Batch, ModelShape, Router
 from headrace.kernels.select import native_module, select
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
@@ -102,6 +106,7 @@ class Engine:
         self._mixture: Mixture | None = None
         self._disk: DiskTier | None = None
         self.passes = 0  # that were begun: each may overwrite the logits of the one before
+        self.clips = np.zeros((0, len(SITES)), np.int64)  # of every row of the last pass, by site
         self.stats: GenerationStats | None = None
         try:
             self._marks = pauses(self._program, self.backend.name)
@@ -191,6 +196,16 @@ class Engine:
         return self._program.shape
 
     @property
+    def chunk(self) -> int:
+        """Rows of a pass at most."""
+        return self._chunk
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a pass that may want logits at most."""
+        return self._logit_rows
+
+    @property
     def pages(self) -> PagePool:
         """Who owns the pages of the KV cache."""
         return self._pool
@@ -208,41 +223,45 @@ class Engine:
         return Sequence(self._pool, self.context, salt)
 
     def forward(
-        self, work: Tokens[Work], cancel: Callable[[], bool] | None = None
+        self, work: Tokens[Work], cancel: Cancel | None = None, leaving: Leaving | None = None
     ) -> NDArray[np.int32]:
         """One pass over at most `chunk` tokens of any sequences: the wanted logits, [wanted, vocab].
 
-        The result is a view that the next pass overwrites. cancel: asked between operations where a pass is slow;
-        raises CancelledError then, and the sequences are as before. So they are when FileError is raised: a file of
-        the model was changed, and what was computed from it is no answer.
+        The result is a view that the next pass overwrites. cancel: asked between layers where a pass is long;
+        raises CancelledError then, and the sequences are as before. leaving: asked there which of `work`, by index,
+        leave the pass: their sequences are as before and have no logits; CancelledError where they are all. So the
+        sequences are when FileError is raised: a file of the model was changed, and what was computed from it is no
+        answer.
         """
         self.passes += 1
+        company = Company(work, self._runner, self._program.marks, self.adapters, cancel, leaving)
         try:
             self._reserve(work)
-            batch = batch_of(work, self.adapters)
+            batch = company.begin()
             self._check(batch)
-            states = any(item.hidden is not None for item in work)
-            hidden = self._run_watched(batch, any(item.more for item in work), states, cancel)
+            hidden = self._run_watched(batch, company)
         except BaseException as error:
             for item in work:
                 item.sequence.trim()
-            rows = sum(len(item.tokens) - item.wanted + 1 for item in work)  # drafts do not count
+            # Drafts do not count.
+            rows = sum(len(item.tokens) - max(0, item.wanted - 1) for item in work)
             if isinstance(error, CancelledError) and rows > 1:
                 self._rows = rows // 2  # which may end before the next cancellation
             raise
         self._rows = self._chunk
-        hand_out(work, hidden)
-        for item in work:
+        self.clips = company.clips()
+        hand_out(company.work, hidden)
+        wanted = 0
+        for item in company.work:
             item.sequence.commit(item.tokens)
-        return self._runner.logits(len(batch.logit_rows))
+            wanted += len(item.tokens) if item.all_logits else item.wanted
+        return self._runner.logits(wanted)
 
-    def _run_watched(
-        self, batch: Batch, more: bool, states: bool, cancel: Callable[[], bool] | None
-    ) -> NDArray[np.int32] | None:
+    def _run_watched(self, batch: Batch, company: Company) -> NDArray[np.int32] | None:
         """A pass over weights that are what they were when the model was opened. Raises FileError."""
         if self._watch.changed() and self._watch.verify() and self._mixture is not None:
             self._mixture.stream.forget()
-        hidden = self._run(batch, more, states, cancel)
+        hidden = self._run(batch, company)
         if self._watch.changed() and self._watch.verify():
             raise FileError(self._path, "weights", "were written to during a pass")
         return hidden
@@ -251,24 +270,27 @@ class Engine:
         for item in work:
             item.sequence.reserve(len(item.tokens))
 
-    def _run(
-        self, batch: Batch, more: bool, states: bool, cancel: Callable[[], bool] | None
-    ) -> NDArray[np.int32] | None:
-        """The whole program; with `states`, what its rows are behind the last layer, i32[rows, hidden]."""
-        size, layers = len(self._program.ops), self._program.marks[-1]
-        marks = self._marks
-        if states:
-            marks = (*(m for m in marks if m < layers), layers)
+    def _run(self, batch: Batch, company: Company) -> NDArray[np.int32] | None:
+        """A pass; where work wants them, what its rows are behind the last layer, i32[rows, hidden]."""
+        short = len(batch.tokens) <= LAYER_ROWS and self.backend.name != "reference"
+        marks = self._marks[-1:] if short or not company.asks else self._marks
+        size, last = len(self._program.ops), self._program.marks[-1]
+        states = any(item.hidden is not None for item in company.work)
+        if states or not len(batch.logit_rows):  # what is behind the layers is for logits alone
+            marks = (*(mark for mark in marks if mark < last), last)
         if self._mixture is not None:
-            self._mixture.run(batch, self._cache, marks, admit=not more, cancel=cancel)
+            more = any(item.more for item in company.work)
+            self._mixture.run(batch, self._cache, marks, admit=not more, company=company)
         else:
             for begin, end in pairwise((0, *marks)):
-                check_cancelled(cancel if begin else None)
+                batch = company.pause(begin) if begin else batch
                 self._runner.run(begin, end, batch, self._cache)
         if not states:
             return None
+        batch = company.batch
         hidden = self._runner.residual(len(batch.tokens)).copy()
-        self._runner.run(layers, size, batch, self._cache)
+        if len(batch.logit_rows):
+            self._runner.run(last, size, batch, self._cache)
         return hidden
 
     def read(self, sequence: Sequence, tokens: Tokens[int]) -> NDArray[np.int32]:
@@ -276,7 +298,7 @@ class Engine:
         if not tokens:
             raise InputError("there are no tokens to read")
         for part, more in self.chunks(tokens):
-            logits = self.forward([Work(sequence, part, more=more)])
+            logits = self.forward([Work(sequence, part, more=more, wanted=int(not more))])
         last: NDArray[np.int32] = logits[0]
         return last
 
@@ -294,11 +316,13 @@ class Engine:
             sequence.release()
         return np.concatenate(parts)
 
-    def chunks(self, tokens: Tokens[int]) -> Iterator[tuple[Tokens[int], bool]]:
-        """Tokens in passes, each with whether more follow."""
+    def chunks(
+        self, tokens: Tokens[int], rows: int | None = None
+    ) -> Iterator[tuple[Tokens[int], bool]]:
+        """Tokens in passes, of `rows` where given, each with whether more follow."""
         at = 0
         while at < len(tokens):
-            end = at + self._rows
+            end = at + (rows or self._rows)
             yield tokens[at:end], end < len(tokens)
             at = end
 
@@ -371,6 +395,17 @@ class Engine:
         return None if self._mixture is None else self._mixture.stats()
 
     def generate(
+        self, prompt: Tokens[int], sampling: SamplingParams, **asked: Unpack[Asked]
+    ) -> Generator[Token, None, None]:
+        """Generate after `prompt`. `stats` describes the generation once it has ended.
+
+        The end token is yielded last. Tokens and logits are always those of a new sequence with the same adapter.
+        Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown token,
+        SettingError.
+        """
+        return self.generation(prompt, sampling, **asked).run()
+
+    def generation(
         self,
         prompt: Tokens[int],
         sampling: SamplingParams,
@@ -385,20 +420,8 @@ class Engine:
         drafter: Drafter | Tokens[Drafter] | None = None,
         damped: DampedParams | None = None,
         head: int = 0,
-    ) -> Generator[Token, None, None]:
-        """Generate after `prompt`. `stats` describes the generation once it has ended.
-
-        The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
-        left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
-        engine's, which stays the caller's, in place of `prefixes`. adapter: one that is loaded; a `sequence` has its
-        own. Tokens and logits are always those of a new sequence with the same adapter. constraint: the tokens are
-        those of its grammar, and where it cannot go on a ConstraintError ends the generation; jump_forward: what it
-        forces is read in one pass, which changes no token. speculate: drafts that are read along, a number, or "auto"
-        for as many as pay, which changes no token either; drafter: in place of `Lookup`, or several in their order.
-        damped: greedy decoding is damped by what it repeats. head: others begin with so many tokens of the prompt;
-        they are kept as such. Raises ContextError when the prompt does not fit, InputError when it is empty or holds
-        an unknown token, SettingError.
-        """
+    ) -> Generation:
+        """What `generate` runs, for a `Scheduler` to run beside others. See `Asked`."""
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
@@ -422,7 +445,7 @@ class Engine:
             reuse=reuse,
             jump_forward=jump_forward,
             salt=salt,
-        ).run()
+        )
 
     def _speculation(
         self, speculate: Speculate, drafter: Drafter | Tokens[Drafter] | None

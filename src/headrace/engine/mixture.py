@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.batch import Company
 from headrace.errors import CancelledError, ExpertReadError
 from headrace.experts.stream import ExpertStream
 from headrace.experts.sweep import LayerExperts, hottest
@@ -25,12 +26,6 @@ SWEEP_ROWS = 32  # passes of more rows sweep; they would flush what decode uses
 USES_EACH = 4  # uses of each expert, were all used alike, from which on a pass is taken to need all of a layer
 
 Observer = Callable[[p.Route, NDArray[np.int32]], None]  # a Route, and X i32[rows, hidden] at it
-
-
-def check_cancelled(cancel: Callable[[], bool] | None) -> None:
-    """Raises CancelledError where the caller wants the pass to end."""
-    if cancel is not None and cancel():
-        raise CancelledError("the pass was cancelled")
 
 
 class Mixture:
@@ -54,18 +49,18 @@ class Mixture:
         marks: tuple[int, ...],
         *,
         admit: bool,
-        cancel: Callable[[], bool] | None = None,
+        company: Company | None = None,
     ) -> None:
         """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        marks: ends of ranges of operations, the last where the pass ends; `cancel` is asked between them.
+        marks: ends of ranges of operations, the last where the pass ends; `company`, if any, is asked between them.
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
         at, size = 0, marks[-1]
         self.stream.begin_step()
         try:
             while at < size:
-                check_cancelled(cancel if at else None)
+                batch = company.pause(at) if at and company is not None else batch
                 end = marks[bisect_right(marks, at)]
                 at = self._runner.run(at, end, batch, cache)
                 if at < end:

@@ -42,6 +42,10 @@ class PagePool:
         self.keeper: Keeper | None = None
 
     @property
+    def num_pages(self) -> int:
+        return len(self._owners)
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 

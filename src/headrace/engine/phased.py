@@ -6,25 +6,27 @@ tokens are those of a new engine that is given all that. Knows tokens, never tex
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Unpack
 
-from headrace.engine.constraint import Constraint
-from headrace.engine.damped import DampedParams
+from headrace.engine.adapters import LoadedAdapter
+from headrace.engine.generation import Asked
+from headrace.engine.pages import pages_for
+from headrace.engine.scheduler import Errand, Ticket
 from headrace.engine.sequence import Sequence
-from headrace.engine.speculate import Speculate
+from headrace.engine.turns import Turns
 from headrace.errors import ContextError
-from headrace.values import SamplingParams, Token
+from headrace.values import GenerationStats, SamplingParams, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
 
 
 class Phased:
-    """One sequence that thinks and then answers. Call `think`, `answer` and `close`, in this order.
+    """One sequence that thinks and then answers, beside other generations. Call `think`, `answer` and `close`.
 
     The thought is private: memory and disk keep the prompt alone for later prompts.
     """
@@ -32,86 +34,129 @@ class Phased:
     def __init__(
         self,
         engine: Engine,
-        prompt: Tokens[int],
-        cancel: Callable[[], bool],
+        turns: Turns,
+        adapter: LoadedAdapter | None = None,
         *,
         reuse: bool = True,
         head: int = 0,
     ) -> None:
-        """cancel: ends both phases. reuse, head: see `Engine.generate`."""
-        self._engine = engine
-        self._prompt = list(prompt)
-        self._cancel = cancel
+        """reuse, head: see `Asked`."""
+        self.engine = engine
+        self._turns = turns
         self._reuse = reuse
         self._head = head
-        self._now = threading.Event()
-        self._sequence: Sequence = engine.new_sequence()
-
-    @property
-    def cut(self) -> bool:
-        """Whether an answer was asked for."""
-        return self._now.is_set()
+        self._prompt: list[int] = []
+        self._sequence: Sequence | None = engine.new_sequence(engine.adapters.check(adapter))
+        self._ticket: Ticket | None = None  # of the phase that runs, or ran last
+        self._thinks = True
+        self.cut = False  # an answer was asked for
 
     def answer_now(self) -> None:
         """End the thought, within one step. Callable from any thread; nothing once the answer has begun."""
-        self._now.set()
+        self.cut = True
+        if self._thinks and self._ticket is not None:
+            self._ticket.cancelled = True
 
-    def budget(self, thinking: SamplingParams, answer: SamplingParams, closing: int) -> int:
+    def budget(
+        self, prompt: Tokens[int], thinking: SamplingParams, answer: SamplingParams, closing: int
+    ) -> int:
         """Most tokens of the thought: its own limit, and half of the room where the answer needs that much.
 
         closing: tokens between the two. Raises ContextError where there is no room for both.
         """
-        room = self._engine.context - len(self._prompt) - closing
+        room = self.engine.context - len(prompt) - closing
         if room < 2:
-            raise ContextError(len(self._prompt) + closing + 2, self._engine.context)
+            raise ContextError(len(prompt) + closing + 2, self.engine.context)
         answered = min(answer.max_tokens or room, room // 2)
         return min(thinking.max_tokens or room, room - answered)
 
     def think(
         self,
+        prompt: Tokens[int],
         params: SamplingParams,
         max_tokens: int,
-        *,
-        speculate: Speculate = "off",
-        damped: DampedParams | None = None,
-    ) -> Generator[Token, None, None]:
+        **asked: Unpack[Asked],
+    ) -> Iterator[Token]:
         """The thought; ends at `max_tokens`, an end token, `answer_now` or a cancellation, or is closed before."""
+        self._prompt = list(prompt)
         if self._reuse:
-            self._engine.resume(self._sequence, self._prompt[:-1])
-        return self._engine.generate(
-            self._prompt,
-            replace(params, max_tokens=max_tokens),
-            cancel=lambda: self.cut or self._cancel(),
-            sequence=self._sequence,
-            speculate=speculate,
-            damped=damped,
-        )
+            self._turns.run(self._resume, pages_for(len(prompt)))
+        self._begin(self._prompt, replace(params, max_tokens=max_tokens), asked)
+        if self.cut:
+            self.answer_now()
+        return self._tokens()
 
     def answer(
         self,
         thought: Tokens[int],
         closing: Tokens[int],
         params: SamplingParams,
-        *,
-        constraint: Constraint | None = None,
-        speculate: Speculate = "off",
-        damped: DampedParams | None = None,
-    ) -> Generator[Token, None, None]:
+        **asked: Unpack[Asked],
+    ) -> Iterator[Token]:
         """The answer after the prompt, what stays of the thought, and what closes it."""
-        return self._engine.generate(
-            [*self._prompt, *thought, *closing],
-            params,
-            cancel=self._cancel,
-            sequence=self._sequence,
-            constraint=constraint,
-            speculate=speculate,
-            damped=damped,
-        )
+        stopped = self._ticket is not None and self._ticket.cancelled and not self.cut
+        self._thinks = False
+        self._begin([*self._prompt, *thought, *closing], params, asked)
+        if stopped and self._ticket is not None:  # a cancellation reaches both
+            self._ticket.cancelled = True
+        return self._tokens()
+
+    def end(self) -> GenerationStats:
+        """End the phase where it is: what it did."""
+        assert self._ticket is not None
+        wanted = self._ticket.cancelled
+        self._turns.close(self._ticket)
+        self._ticket.cancelled = wanted  # not by whoever has read enough
+        assert self._ticket.stats is not None
+        return self._ticket.stats
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can run any more."""
+        return self._turns.closed
 
     def close(self) -> None:
-        """Keep what was read of the prompt, and free the sequence."""
-        sequence = self._sequence
-        sequence.rewind(min(len(sequence), len(self._prompt)))
-        if self._reuse:
-            self._engine.keep(sequence, len(self._prompt), self._head)
-        sequence.release()
+        """End, keep what was read of the prompt, and free the sequence."""
+        if self._ticket is not None:
+            self._turns.close(self._ticket)
+        if self._sequence is not None and not self.closed:
+            self._turns.run(self._left(), 0)
+
+    def __del__(self) -> None:
+        """Waits for nothing: it may be collected anywhere."""
+        if getattr(self, "_sequence", None) is not None and not self.closed:
+            if self._ticket is not None and not self._ticket.ended:
+                self._turns.drop(self._ticket)
+            self._turns.submit(Errand(self._left(), 0))
+
+    def _left(self) -> Callable[[], None]:
+        """What frees the sequence, once."""
+        assert self._sequence is not None
+        sequence, self._sequence = self._sequence, None
+        keep = (len(self._prompt), self._head) if self._reuse else None
+        return partial(_leave, self.engine, sequence, len(self._prompt), keep)
+
+    def _begin(self, prompt: list[int], params: SamplingParams, asked: Asked) -> None:
+        ticket = Ticket(
+            self.engine.generation(prompt, params, sequence=self._sequence, reuse=False, **asked)  # type: ignore[misc]
+        )
+        self._turns.submit(ticket)
+        self._ticket = ticket
+
+    def _tokens(self) -> Iterator[Token]:
+        assert self._ticket is not None
+        while (token := self._turns.next(self._ticket)) is not None:
+            yield token
+
+    def _resume(self) -> None:
+        assert self._sequence is not None
+        self.engine.resume(self._sequence, self._prompt[:-1])
+
+
+def _leave(
+    engine: Engine, sequence: Sequence, prompt_tokens: int, keep: tuple[int, int] | None
+) -> None:
+    sequence.rewind(min(len(sequence), prompt_tokens))
+    if keep is not None:
+        engine.keep(sequence, *keep)
+    sequence.release()

@@ -11,7 +11,7 @@ from the end of the least recently used leaf; heads that several prefixes go on 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 
@@ -80,6 +80,11 @@ class PrefixCache:
     def num_tokens(self) -> int:
         """Tokens of all prefixes, a common head counted once."""
         return sum(len(node.tokens) for node in self._nodes())
+
+    def held_elsewhere(self, mine: Mapping[int, int]) -> int:
+        """Pages that somebody else than prefixes owns, and those who hold each so many times as `mine` says."""
+        pages = range(self._pool.num_pages)
+        return sum(self._pool.owners(p) > self._held[p] + mine.get(p, 0) for p in pages)
 
     def longest(self, tokens: Tokens[int], salt: bytes = b"") -> int:
         """How many of `tokens` would be reused."""

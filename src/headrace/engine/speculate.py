@@ -256,6 +256,7 @@ class Speculation:
         self._sources = [_Source(drafter, self._passes, depth) for drafter in every]
         self._read = self._sources[0]  # whose drafts were read last
         self._vocab_size = vocab_size
+        self.fixed = depth
         self._start = 0.0
         self.drafted = 0
         self.accepted = 0

@@ -29,6 +29,7 @@ PAGE_TILES = 4  # a KV page holds 4 tiles of 16 positions
 PAGE_TOKENS = 64
 MAX_PAIRS = 2048  # (row, chosen expert) pairs of a layer that native kernels hold at once
 LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked for
+LOGIT_ROWS_EACH = 4  # further rows for every sequence beside the first that is planned for
 
 SITES = (
     "embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention",

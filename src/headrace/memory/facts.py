@@ -12,8 +12,15 @@ from headrace.artifact.head import head_size
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
 from headrace.errors import FileError, InputError
-from headrace.kernels.program import LOGIT_ROWS, MAX_PAIRS, PAGE_TOKENS, SITES, ModelShape
-from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
+from headrace.kernels.program import (
+    LOGIT_ROWS,
+    LOGIT_ROWS_EACH,
+    MAX_PAIRS,
+    PAGE_TOKENS,
+    SITES,
+    ModelShape,
+)
+from headrace.memory.inputs import POSITION_BYTES, ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
 from headrace.memory.plan import plan
@@ -25,7 +32,6 @@ _TILE, _BLOCK = 16, 32
 _MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
 DRAFT_ROWS = 128  # of a pass of a draft model
 HEAD_ROWS = 64  # of a pass of a head that drafts
-_POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 
 
 def plan_model(
@@ -145,7 +151,9 @@ def workspace(shape: ModelShape, threads: int) -> Workspace:
         + _vector_bytes(widest)
         + 8 * len(SITES) * (threads + 1)  # clips, by thread and as they were before a run
         + 16,
-        per_position=_POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
+        # With a row's worth for what its sampler and its grammar hold.
+        per_sequence=4 * (LOGIT_ROWS_EACH + 1) * shape.vocab,
+        per_position=POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
     )
 
 

@@ -10,6 +10,7 @@ from headrace.errors import InputError, SettingError
 from headrace.memory.machine import MAX_BYTES
 
 GB = 10**9  # as in every memory option
+POSITION_BYTES = 128  # a token id in the lists of a prompt, a sequence and an answer
 MAX_CONTEXT = 1 << 24
 _MAX_COUNT = 1 << 24
 DEFAULT_RAM_PERCENT = 70.0
@@ -30,7 +31,8 @@ def _check_number(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory of the computation itself, in bytes: a fixed part, one for a row of a pass, one for a position.
+    """Memory of the computation itself, in bytes: a fixed part, one for a row of a pass, one for a position, one for a
+    further sequence.
 
     A row of a mixture has `pairs_per_row` pairs with an expert, of which a pass holds `max_pairs` at once; a pass of
     more needs sums for its rows.
@@ -43,6 +45,11 @@ class Workspace:
     pairs_per_row: int = 0
     max_pairs: int = 0
     sums_per_row: int = 0
+    per_sequence: int = 0  # that may run beside the first, besides its keys and values
+
+    def beside(self, sequences: int, context: int) -> int:
+        """Bytes for so many sequences beside the first."""
+        return sequences * (self.per_sequence + POSITION_BYTES * context)
 
     def nbytes(self, rows: int, context: int) -> int:
         pairs = rows * self.pairs_per_row
@@ -100,7 +107,8 @@ class PlanOptions:
 
     experts_per_layer beats pool_gb, which beats memory_gb; memory_limit_gb stands alone.
     max_ram_percent: of automatic targets; None is 70 of the automatic one, and no bound of a limit's.
-    retained_contexts: whole conversations that stay in memory besides the running one.
+    retained_contexts: whole conversations that stay in memory besides the running ones. parallel: generations that may
+    each fill a window of max_context at the same time; more share these windows as far as they go.
     """
 
     memory_gb: float | None = None
@@ -110,6 +118,7 @@ class PlanOptions:
     max_ram_percent: float | None = None
     max_context: Literal["auto"] | int = "auto"
     retained_contexts: int = 0
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         for name in ("memory_gb", "memory_limit_gb", "pool_gb"):
@@ -120,6 +129,7 @@ class PlanOptions:
             _check_number("max_ram_percent", self.max_ram_percent)
             self._within("max_ram_percent", 1, 100)
         self._whole("retained_contexts", 0, 1024, optional=False)
+        self._whole("parallel", 1, 1024, optional=False)
         if self.max_context != "auto":
             self._whole("max_context", 1, MAX_CONTEXT, optional=False, word="auto or ")
         fixed = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from headrace.errors import MemoryBudgetError, UnsupportedError
+from headrace.kernels.program import LOGIT_ROWS, LOGIT_ROWS_EACH
 from headrace.memory.inputs import GB
 
 
@@ -58,7 +59,8 @@ class Plan:
 
     pool_slots hold experts of all layers, lookahead_slots forecasts, sweep_slots those that a prefill passes through.
     source: the option that decided. adaptive: whether a governor may resize the pool below pool_slots.
-    limit_bytes: the ceiling that the user set for it, if any.
+    limit_bytes: the ceiling that the user set for it, if any. num_sequences: windows that may be full at a time, beside
+    the retained_contexts of prefixes alone.
     """
 
     target_bytes: int
@@ -77,6 +79,13 @@ class Plan:
     notes: tuple[str, ...] = ()
     limit_bytes: int | None = None
     simulated: bool = False
+    num_sequences: int = 1
+    retained_contexts: int = 0
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a pass that may want logits."""
+        return LOGIT_ROWS + LOGIT_ROWS_EACH * (self.num_sequences - 1)
 
     @property
     def resident(self) -> bool:

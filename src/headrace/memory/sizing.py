@@ -89,13 +89,15 @@ class Sizer:
 
     def ledger(self, target: int, fit: Fit) -> Ledger:
         facts, slot = self.facts, self.facts.expert_slot_bytes
-        kv = -(-fit.window // PAGE_TOKENS) * PAGE_TOKENS * facts.kv_bytes_per_token
+        window = -(-fit.window // PAGE_TOKENS) * PAGE_TOKENS * facts.kv_bytes_per_token
+        sequences = self.options.parallel
         parts = {
             "base": self.base,
             "dense": facts.dense_bytes,
-            "kv": kv,
-            "workspace": facts.workspace.nbytes(fit.rows, fit.window),
-            "retained": kv * self.options.retained_contexts,
+            "kv": window * sequences,
+            "workspace": facts.workspace.nbytes(fit.rows, fit.window)
+            + facts.workspace.beside(sequences - 1, fit.window),
+            "retained": window * self.options.retained_contexts,
             "lookahead": (fit.lookahead + self.sweep) * slot,
             "pool": fit.pool * slot,
         }
@@ -192,6 +194,8 @@ class Sizer:
             sweep_slots=self.sweep,
             slot_bytes=self.facts.expert_slot_bytes,
             num_experts=self.facts.num_slots,
+            num_sequences=self.options.parallel,
+            retained_contexts=self.options.retained_contexts,
             candidates=candidates,
             notes=notes,
             simulated=self.machine.simulated,
