@@ -125,13 +125,14 @@ def test_an_adaptive_pool_is_resized_between_requests(artifact: Artifact) -> Non
         wanted = llm.generate("abc", seed=1, max_tokens=8).tokens
         stream = llm.engine.experts
         assert stream is not None
-        assert llm._governor is not None
+        governor = llm._loaded.governor
+        assert governor is not None
         for slots in (2, 9, 5):
-            llm._governor._pool.resize(slots)
+            governor._pool.resize(slots)
             assert stream.capacity == slots + llm.plan.lookahead_slots
             assert llm.generate("abc", seed=1, max_tokens=8).tokens == wanted
     with LLM(artifact.path, memory=PlanOptions(memory_gb=beside(0.2), max_context=256)) as llm:
-        assert llm._governor is None  # a fixed budget stays what it is
+        assert llm._loaded.governor is None  # a fixed budget stays what it is
 
 
 def test_a_dense_model_has_no_routes(

@@ -147,7 +147,7 @@ def test_no_room_for_a_later_one(
     base: Artifact, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(base.path, threads=1, adapters={"peft": folders["peft"]}) as llm:
-        monkeypatch.setattr(llm._adapters, "_spare", 1000)
+        monkeypatch.setattr(llm._loaded.adapters, "_spare", 1000)
         with pytest.raises(MemoryBudgetError, match="memory plan"):
             llm.load_adapter(folders["made"])
         llm.unload_adapter("peft")  # which makes room

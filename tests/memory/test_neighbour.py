@@ -187,10 +187,10 @@ clock = [0.0]
 def read():
     return dataclasses.replace(read_machine(), pressure=None, group_pressure=None)
 with LLM(model, memory=PlanOptions(memory_limit_gb=limit_gb, max_context=512), threads=2) as llm:
-    pool = llm._governor._pool
+    pool = llm._loaded.governor._pool
     for seed in range(8):  # fill it
         llm.generate(f"{seed} other words " * 8, raw=True, seed=seed, temperature=1.0, max_tokens=40)
-    llm._governor = Governor(llm.plan, pool, read=read, clock=lambda: clock[0])
+    llm._turns._scheduler._governor = Governor(llm.plan, pool, read=read, clock=lambda: clock[0])
     def look(name, seconds):
         clock[0] += seconds
         done = llm.generate("abcdefgh" * 12, raw=True, seed=5, temperature=1.0, max_tokens=16)

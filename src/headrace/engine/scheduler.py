@@ -49,6 +49,11 @@ class Ticket:
         self.steps = self.generation.steps()
 
     @property
+    def lacking(self) -> int:
+        """Pages that it may need beside those that its sequence holds already."""
+        return self.pages - len(self.generation.page_list())
+
+    @property
     def paused(self) -> bool:
         """Whether it waits for somebody to take its tokens."""
         return len(self.tokens) >= AHEAD
@@ -84,6 +89,10 @@ class Errand:
     error: BaseException | None = None
     cancelled: bool = False
     paused: bool = False
+
+    @property
+    def lacking(self) -> int:
+        return self.pages
 
 
 class Scheduler:
@@ -151,7 +160,7 @@ class Scheduler:
             self._governor.between_requests()
         holders = [Holder(t.pages, t.paused and not t.generation.lasting) for t in self._running]
         num_pages = self._num_pages()
-        decision = admit([what.pages for what in asking], holders, num_pages)
+        decision = admit([what.lacking for what in asking], holders, num_pages)
         for ticket in [self._running[i] for i in decision.evicted]:
             ticket.generation.leave()
             self._running.remove(ticket)
