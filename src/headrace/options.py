@@ -36,8 +36,8 @@ class GenerateOptions(SamplingOptions, total=False):
     speculate: how many tokens are drafted from the prompt and the answer and read along: a number, "auto" for as many
     as pay, or "off". The answer is the same. adapter: the name of one that is loaded. damped: greedy decoding that what
     it repeats costs (R17); True takes the defaults. reuse: whether what earlier prompts left in the KV cache is used,
-    and this one leaves anything; the answer is the same. shared_prefix_tokens: so many of the prompt are what others will
-    begin with, and outlive it in the cache; None: its system message; 0: none.
+    and this one leaves anything; the answer is the same. shared_prefix_tokens: so many of the prompt are what others
+    will begin with, and outlive it in the cache; None: its system message; 0: none.
     """
 
     schema: Schema | None

@@ -70,7 +70,8 @@ def test_the_plan_counts_both(tiny_artifact: Get) -> None:
     needed = getattr(least, "needed_bytes", 0) / 1e9
     with pytest.raises(MemoryBudgetError):
         LLM(model.path, threads=1, memory_gb=needed, draft_model=draft.path)
-    LLM(model.path, threads=1, memory_gb=needed).close()
+    # What this process itself holds grows meanwhile.
+    LLM(model.path, threads=1, memory_gb=needed + 0.1).close()
 
 
 def renamed(folder: Path, edit: Callable[[dict[str, int]], None], **changes: int) -> Path:
