@@ -113,30 +113,33 @@ class Thinking:
 
         Raises ContextError where there is no room for a thought and an answer.
         """
-        self._phases = phases
-        self._tokenizer = tokenizer
-        self._plan = plan
-        self._tell = ended
-        self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
-        marker = tokenizer.encode(plan.end, allow_special=True)
-        control = len(marker) == 1 and tokenizer.is_special(marker[0])
-        self._marker = marker[0] if control else None
-        transition = self._encoded(plan.transition)
-        self._budget = phases.budget(self.prompt, plan.thinking, plan.answer, len(transition))
-        self.closing: tuple[int, ...] = ()  # tokens that were read between thought and answer
-        self.thought: Thought | None = None
-        self.answer: Completion | None = None
-        self._written: Answer | None = None  # of the answer
-        self._pieces: Generator[Piece, None, None] | None = None  # which holds this object
+        self._run = _Run(phases, tokenizer, ids, plan, ended)
+        self._pieces = self._run.pieces()
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What is read in front of the thought."""
+        return self._run.prompt
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """Tokens that were read between thought and answer."""
+        return self._run.closing
+
+    @property
+    def thought(self) -> Thought | None:
+        return self._run.thought
+
+    @property
+    def answer(self) -> Completion | None:
+        return self._run.answer
 
     def __iter__(self) -> Iterator[Piece]:
-        if self._pieces is None:
-            self._pieces = self._run()
         return self._pieces
 
     def answer_now(self) -> None:
         """End the thought within one step, and answer from what there is. Callable from any thread."""
-        self._phases.answer_now()
+        self._run.phases.answer_now()
 
     def finish(self) -> Completion:
         """The answer, once both phases have ended."""
@@ -147,25 +150,52 @@ class Thinking:
 
     def close(self) -> None:
         """End where it is."""
-        if self._pieces is not None:
-            self._pieces.close()
-            self._complete()
-        self._phases.close()
+        self._pieces.close()
+        self._run.close()
 
-    def _run(self) -> Generator[Piece, None, None]:
+
+class _Run:
+    """What the pieces of a `Thinking` come from, and leave behind; holds neither."""
+
+    def __init__(
+        self,
+        phases: Phased,
+        tokenizer: Tokenizer,
+        ids: list[int],
+        plan: ThinkingPlan,
+        ended: Callable[[Completion | None], None],
+    ) -> None:
+        self.phases = phases
+        self._tokenizer = tokenizer
+        self._plan = plan
+        self._tell = ended
+        self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
+        marker = tokenizer.encode(plan.end, allow_special=True)
+        control = len(marker) == 1 and tokenizer.is_special(marker[0])
+        self._marker = marker[0] if control else None
+        transition = self._encoded(plan.transition)
+        self._budget = phases.budget(self.prompt, plan.thinking, plan.answer, len(transition))
+        self.closing: tuple[int, ...] = ()
+        self.thought: Thought | None = None
+        self.answer: Completion | None = None
+        self._written: Answer | None = None  # of the answer
+
+    def pieces(self) -> Generator[Piece, None, None]:
         self._tell(None)
         try:
             yield from self._think()
-            if not self._phases.closed:
+            if not self.phases.closed:
                 yield from self._answer()
-        except (
-            GeneratorExit
-        ):  # maybe in the midst of anything: whoever closes this waits, or nobody does
+        except GeneratorExit:  # whoever closes this waits, or nobody does
             raise
         except BaseException:
-            self._phases.close()
+            self.phases.close()
             raise
-        self._phases.close()
+        self.phases.close()
+
+    def close(self) -> None:
+        self._complete()
+        self.phases.close()
 
     def _think(self) -> Generator[Piece, None, None]:
         plan, how = self._plan, self._plan.thinking_how
@@ -173,7 +203,7 @@ class Thinking:
         written = Answer(self._tokenizer, replace(plan.thinking, stop=ends), bool(plan.opening))
         tokens: list[int] = []
         ended: Ended = "length"
-        steps = self._phases.think(
+        steps = self.phases.think(
             self.prompt,
             plan.thinking,
             self._budget,
@@ -184,7 +214,7 @@ class Thinking:
             if token.id == self._marker:
                 ended = "closed"
                 break
-            if token.id in self._phases.engine.end_tokens:
+            if token.id in self.phases.engine.end_tokens:
                 ended = "stop"
                 continue  # it is the last
             tokens.append(token.id)
@@ -193,12 +223,12 @@ class Thinking:
             if written.stopped:
                 ended = "closed"
                 break
-        stats = self._phases.end()
+        stats = self.phases.end()
         if ended == "closed":
             stats = replace(stats, finish_reason="stop")
         elif stats.finish_reason == "cancelled" and ended == "length":
-            ended = "answer_now" if self._phases.cut else "cancelled"
-        if not self._phases.closed and (text := written.flush(cut=ended != "stop")):
+            ended = "answer_now" if self.phases.cut else "cancelled"
+        if not self.phases.closed and (text := written.flush(cut=ended != "stop")):
             yield Piece("thinking", text)
         self.thought = Thought(written.completion(stats).text, tuple(tokens), ended, stats)
         self.closing = tuple(self._closing(tokens, written.stopped))
@@ -215,7 +245,7 @@ class Thinking:
         plan, how, grammar = self._plan, self._plan.answer_how, self._plan.answer_how.get("grammar")
         assert self.thought is not None
         written = Answer(self._tokenizer, plan.answer, True)
-        steps = self._phases.answer(
+        steps = self.phases.answer(
             self.thought.tokens,
             self.closing,
             plan.answer,
@@ -229,7 +259,7 @@ class Thinking:
                 yield Piece("answer", text)
             if written.stopped:
                 break
-        stats = self._phases.end()
+        stats = self.phases.end()
         if not written.stopped and (text := written.flush(cut=stats.finish_reason != "stop")):
             yield Piece("answer", text)
         self._complete()
@@ -237,7 +267,7 @@ class Thinking:
     def _complete(self) -> None:
         """Tell what the answer is, as far as it was written."""
         if self._written is not None and self.answer is None:
-            self.answer = self._written.completion(self._phases.end())
+            self.answer = self._written.completion(self.phases.end())
             self._tell(self.answer)
 
     def _encoded(self, text: str) -> list[int]:
