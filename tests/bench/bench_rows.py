@@ -145,5 +145,5 @@ def stream_rows() -> Iterator[Row]:
     ):
         yield row("adapters", name, threads=0, samples=(kl,), settings={"top1": [0.95]})
     for name, seconds in (("reload to the first token", 0.2), ("a token without", 0.005),
-                          ("switch to the first token", 0.006)):  # fmt: skip
+                          ("set another adapter", 2e-6)):  # fmt: skip
         yield row("adapters", name, samples=(seconds,))
