@@ -10,6 +10,7 @@ import pytest
 from headrace.errors import InputError
 from headrace.kernels import program as p
 from headrace.kernels.select import select
+from headrace.memory.facts import workspace
 from kernels.models import DENSE, VARIANTS, Model
 from kernels.passes import HERE, aligned, batch, new_cache
 
@@ -93,7 +94,7 @@ def test_what_is_read_lies_in_the_memory(model: Model, tier: str) -> None:
 
 
 def test_memory_follows_the_sizes(model: Model) -> None:
-    """One byte depends on none but rows, context and threads."""
+    """Rows, logit rows, threads, and the context in whole tables."""
     for tier in HERE:
         base = needed(tier, 1, model, 8)
         assert needed(tier, 1, model, 9) > base
@@ -109,3 +110,12 @@ def test_memory_follows_the_sizes(model: Model) -> None:
                 for n in (257, model.config.context, longer.context)
             ]
             assert sizes[0] == sizes[1] < sizes[2]
+
+
+def test_the_plan_covers_it(model: Model) -> None:
+    for tier in HERE:
+        for threads in (1, 8):
+            for rows in (1, 16, 512):
+                taken = needed(tier, threads, model, rows, min(rows, p.LOGIT_ROWS))
+                planned = workspace(model.program.shape, threads).nbytes(rows, model.config.context)
+                assert tier == "reference" or taken <= planned
