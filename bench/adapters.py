@@ -39,10 +39,11 @@ RELATIVE_NORM = (
 )
 WINDOWS = 3  # of the quality benchmark's seven: two technical, one legal
 KL_PLAIN, KL_UNDER, KL_OF = "KL without", "KL under the adapter", "KL of the adapter"
-RELOAD, LOAD, SWITCH, TOKEN, UNDER = (
+RELOAD, LOAD, SET, SWITCH, TOKEN, UNDER = (
     "reload to the first token",
     "load an adapter",
-    "switch to the first token",
+    "set another adapter",
+    "set another, to the first token",
     "a token without",
     "a token under one",
 )
@@ -127,7 +128,7 @@ def _logits(engine: Engine, tokens: list[int], salt: bytes) -> Any:
 def _costs(
     base: Artifact, folders: list[Path], rounds: int, threads: int, run: Run
 ) -> Iterator[Row]:
-    samples: dict[str, list[float]] = {m: [] for m in (RELOAD, LOAD, SWITCH, TOKEN, UNDER)}
+    samples: dict[str, list[float]] = {m: [] for m in (RELOAD, LOAD, SET, SWITCH, TOKEN, UNDER)}
     nbytes = 0
     for _ in range(rounds):
         engine, seconds = _timed(partial(_opened, base.path, threads))
@@ -154,6 +155,7 @@ def _round(
     samples[TOKEN] += _tokens(engine, sequence, [b""] * 16)
     _tokens(engine, sequence, salts)
     samples[SWITCH] += _tokens(engine, sequence, salts * 8)
+    samples[SET] += [_timed(partial(sequence.set_adapter, salt))[1] for salt in salts * 8]
     samples[UNDER] += _tokens(engine, sequence, salts[1:] * 16)
     return int(opened[0].nbytes)
 
@@ -204,7 +206,7 @@ def section(figures: Figures) -> Iterator[str]:
         ("milliseconds", *(f"{n} threads" if n > 1 else "1 thread" for n in threads)),
         [
             _cost_line(figures, name, threads)
-            for name in (RELOAD, LOAD, SWITCH, UNDER, TOKEN)
+            for name in (RELOAD, LOAD, SET, SWITCH, UNDER, TOKEN)
             if figures.rows("adapters", measure=name)
         ],
     )
@@ -216,11 +218,6 @@ def _cost_line(figures: Figures, name: str, threads: list[int]) -> tuple[str, ..
     for n in threads:
         seconds = figures.median("adapters", name, HEADRACE, threads=n) or 0.0
         reload = figures.median("adapters", RELOAD, HEADRACE, threads=n) or 1.0
-        token = figures.median("adapters", TOKEN, HEADRACE, threads=n) or 0.0
-        if name == SWITCH:
-            cells.append(
-                f"{seconds * 1e3:.2f}, beyond a token {(seconds - token) / reload:.2%} of a reload"
-            )
-        else:
-            cells.append(f"{seconds * 1e3:.2f}")
+        share = f" ({seconds / reload:.3%} of a reload)" if name == SET else ""
+        cells.append(f"{seconds * 1e3:.3f}{share}")
     return name, *cells

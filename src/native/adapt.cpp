@@ -26,12 +26,12 @@ struct Adapters::Scratch {
   // Kernels may read a vector past the end.
   explicit Scratch(int rank)
       : codes(size_t(rank) * kRows + 64), scales(size_t(rank / kBlock) * kRows + 64), sums(scales.size()),
-        rounded(scales.size()), exponents(kRows) {}
+        rounded(scales.size()), exponents(kRows), padded(size_t(rank)) {}
   Activations vectors(int k) { return {codes.data(), scales.data(), sums.data(), rounded.data(), exponents.data(), k}; }
 
   std::vector<int8_t> codes;
   std::vector<int16_t> scales, sums, rounded;
-  std::vector<int32_t> exponents;
+  std::vector<int32_t> exponents, padded;
 };
 
 Adapters::Adapters(const Tier& tier, int num_threads, int capacity)
@@ -44,10 +44,10 @@ int Adapters::load(const std::vector<LowRank>& pairs, int num_ops) {
   adapter->pairs.resize(size_t(num_ops));
   for (const LowRank& each : pairs) {
     std::vector<Pair>& same = adapter->pairs[each.op];
-    const int at = same.empty() ? 0 : same.back().at + same.back().weights.a.n;
+    const int at = same.empty() ? 0 : same.back().at + same.back().weights.b.k;
     same.push_back({each, at});
-    adapter->width = std::max(adapter->width, at + each.a.n);
-    adapter->rank = std::max(adapter->rank, each.a.n);
+    adapter->width = std::max(adapter->width, at + each.b.k);
+    adapter->rank = std::max(adapter->rank, each.b.k);
   }
   width_ = std::max(width_, adapter->width);
   inner_.resize(std::max(inner_.size(), size_t(width_) * capacity_));
@@ -144,10 +144,17 @@ void Adapters::down(int unit, const Activations& x, int64_t* clipped) {
 void Adapters::up(int unit, int thread, const Target& target, int64_t* clipped) {
   const Unit& u = units_[unit];
   const LowRank& pair = u.pair->weights;
-  const Activations inner = scratch_[thread]->vectors(pair.b.k);
+  Scratch& scratch = *scratch_[thread];
+  const Activations inner = scratch.vectors(pair.b.k);
   for (int i = 0; i < u.rows; ++i) {
     const int row = u.first_row + i;
-    tier_.quantize_i32(inner_.data() + ptrdiff_t(row) * width_ + u.pair->at, exponents_[row], inner, i);
+    const int32_t* values = inner_.data() + ptrdiff_t(row) * width_ + u.pair->at;
+    if (pair.a.n < pair.b.k) {
+      std::copy(values, values + pair.a.n, scratch.padded.begin());
+      std::fill(scratch.padded.begin() + pair.a.n, scratch.padded.begin() + pair.b.k, 0);
+      values = scratch.padded.data();
+    }
+    tier_.quantize_i32(values, exponents_[row], inner, i);
   }
   tier_.project(pair.b, inner, 0, u.rows, u.first_tile, u.last_tile, nullptr, true,
                 target.rows + u.first_row * target.stride + pair.offset, target.stride, target.fraction_bits, clipped);

@@ -21,7 +21,8 @@ int load_adapter(Runner& runner, const std::vector<PyPair>& pairs) {
     const LowRank pair{op, offset, pair_weight(a), pair_weight(b)};
     const PackedWeight* base = runner.adapted(op);
     require(base != nullptr, "no such operation can be adapted");
-    require(pair.a.k == base->k && pair.b.k == pair.a.n, "a pair does not fit its operation");
+    const int whole = (pair.a.n + kBlock - 1) / kBlock * kBlock;
+    require(pair.a.k == base->k && pair.b.k == whole, "a pair does not fit its operation");
     require(offset >= 0 && offset % kTile == 0 && offset + pair.b.n <= base->n, "a pair's rows are not its operation's");
     out.push_back(pair);
   }

@@ -50,7 +50,7 @@ def weights(w: ops.Weight) -> NDArray[np.float64]:
 def products(adapter: Adapter) -> dict[tuple[int, str, int], NDArray[np.float64]]:
     """b @ a of every pair, by layer, projection and first row."""
     return {
-        (*key, pair.offset): weights(unpack(pair.b)) @ weights(unpack(pair.a))
+        (*key, pair.offset): weights(unpack(pair.b))[:, : pair.a.n] @ weights(unpack(pair.a))
         for key, each in adapter.pairs.items()
         for pair in each
     }

@@ -145,7 +145,7 @@ def stream_rows() -> Iterator[Row]:
     ):
         yield row("adapters", name, threads=0, samples=(kl,), settings={"top1": [0.95]})
     for name, seconds in (("reload to the first token", 0.2), ("a token without", 0.005),
-                          ("switch to the first token", 0.006)):  # fmt: skip
+                          ("set another adapter", 2e-6)):  # fmt: skip
         yield row("adapters", name, samples=(seconds,))
     for draft, mode in (("lookup", "off"), ("lookup", 1), ("mtp", 1), ("model", "auto")):
         drafts = {"draft": draft, "speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip

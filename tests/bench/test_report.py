@@ -60,7 +60,7 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     assert "| compile | 0.000500 | 0.000900 | 0.000990 | 0.001000 | 8 |" in text
     assert "| greedy, 1 thread | 1.0% | 80 µs | 20 of 100, 7 spans | 90.0 | 80.0 |" in text
     assert "| KL under the adapter | 0.0110 | 95.0% |" in text
-    assert "| switch to the first token | 6.00, beyond a token 0.50% of a reload |" in text
+    assert "| set another adapter | 0.002 (0.001% of a reload) |" in text
     assert "| Project head | 2.000 | 66.7% | 30.0 | 15.0 |" in text
     assert all(f"img/{name}.svg" in text for name in PLOTS)
 

@@ -38,7 +38,7 @@ def pairs(
                 continue
             start = seed + 100 * layer + 2 * number
             a = _weight(ranks[module], at.k, -39 + louder, start, fill)
-            b = _weight(at.n, ranks[module], -41 + louder, start + 1, fill)
+            b = _weight(at.n, -(-ranks[module] // 32) * 32, -41 + louder, start + 1, fill)
             key = (layer, at.name)
             out[key] = (*out.get(key, ()), LowRank(a, b, at.offset))
     return out

@@ -40,7 +40,7 @@ class Model:
         """Of one module, of all with different ranks, and one whose sums clip."""
         layers = range(self.config.num_layers)
         return [
-            pairs(self.config, layers, {"q": 32, "v": 64}, 1),
+            pairs(self.config, layers, {"q": 16, "v": 48}, 1),
             pairs(self.config, layers, {**ALL, "gate": 96, "k": 64, "down": 128}, 2, "painted"),
             pairs(self.config, [1], {"o": 32, "up": 32}, 3, louder=14),
         ]

@@ -144,6 +144,21 @@ def project(c: Case) -> list[Any]:
     return [*out, np.int64(clipped)]
 
 
+def adapt(c: Case) -> list[Any]:
+    """`rows` vectors under one pair of a rank that is padded to blocks."""
+    k, n, rank, clipped, out = c["k"], c["n"], c["rank"], 0, []
+    sizes = {"bits": 8, "group": 32, "mins": 0}
+    a = unpack(packed({**sizes, "n": rank, "k": k}))
+    b = unpack(packed({**sizes, "n": n, "k": -(-rank // 32) * 32}))
+    for i in range(c["rows"]):
+        x = ops.quantize(vector({"bits": 24}, k, 31 * i), -16)
+        held = painted(n, -(1 << 22), 1 << 22, 37 * i)
+        result = ops.adapt(x, a, b, 16, held)
+        out.append(result.values.astype(np.int32))
+        clipped += result.clipped
+    return [*out, np.int64(clipped)]
+
+
 def _grid(**axes: Iterable[int]) -> list[dict[str, int]]:
     cases: list[dict[str, int]] = [{}]
     for name, values in axes.items():
@@ -169,6 +184,7 @@ OPERATIONS: dict[str, tuple[Operation, list[dict[str, int]]]] = {
     "silu_mul": (silu_mul, _grid(k=(32, 96, 1536), bits=(12, 20, 31), fraction_bits=(8, 16, 20, 24))),
     "embed": (embed, _weights(token=(0,))),
     "project": (project, _weights(rows=(1, 3, 17))),
+    "adapt": (adapt, _grid(n=(16, 40), k=(64, 576), rank=(16, 32, 48), rows=(1, 17))),
 }  # fmt: skip
 
 

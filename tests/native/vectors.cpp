@@ -9,6 +9,8 @@
 #include <numeric>
 #include <sstream>
 
+#include "../../src/native/adapt.h"
+#include "../../src/native/runner.h"
 #include "../../src/native/tiers.h"
 #include "sha256.h"
 
@@ -256,11 +258,35 @@ void project(const Tier& t, const Case& c, Sha256* sha) {
   add(sha, std::accumulate(clips.begin(), clips.end(), int64_t(0)));
 }
 
+Case pair_weight(int64_t n, int64_t k) { return {{{"n", n}, {"k", k}, {"bits", 8}, {"group", 32}, {"mins", 0}}, ""}; }
+
+void adapt(const Tier& t, const Case& c, Sha256* sha) {
+  const int k = int(c["k"]), n = int(c["n"]), rank = int(c["rank"]), rows = int(c["rows"]);
+  const Weight a(pair_weight(rank, k)), b(pair_weight(n, (rank + 31) / 32 * 32));
+  Vectors x(rows, k);
+  std::vector<int32_t> y, sequences(size_t(rows), 0);
+  for (int i = 0; i < rows; ++i) {
+    t.quantize_i32(as<int32_t>(vector(24, k, 31 * i)).data(), -16, x.view(), i);
+    for (int64_t v : painted(n, -(1 << 22), 1 << 22, 37 * i)) y.push_back(int32_t(v));
+  }
+  Adapters adapters(t, 1, rows);
+  const int32_t number = adapters.load({{0, 0, a.view, b.view}}, 1);
+  Batch batch{};
+  batch.rows = rows, batch.sequences = sequences.data(), batch.adapters = &number;
+  adapters.begin(batch);
+  int64_t clips[Adapters::kRows] = {0};
+  for (int unit = 0, units = adapters.down_units(0); unit < units; ++unit) adapters.down(unit, x.view(), clips);
+  for (int unit = 0, units = adapters.up_units(0); unit < units; ++unit)
+    adapters.up(unit, 0, {y.data(), n, 16}, clips);
+  add(sha, y);
+  add(sha, std::accumulate(clips, clips + rows, int64_t(0)));
+}
+
 using Operation = void (*)(const Tier&, const Case&, Sha256*);
 const std::map<std::string, Operation> kOperations = {
     {"quantize_i32", quantize_i32}, {"quantize_i64", quantize_i64}, {"norm", norm},   {"head_norm", head_norm},
     {"rope", rope},                 {"attend", attend},             {"embed", embed}, {"silu_mul", silu_mul},
-    {"project", project}};
+    {"project", project},           {"adapt", adapt}};
 
 // The number of cases whose output differs.
 int check(const Tier& tier, const Document& document) {

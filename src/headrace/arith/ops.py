@@ -368,9 +368,10 @@ def add_shared(x: Int, output: Int, gate: Int, table: Table, fraction_bits: int)
 def adapt(x: Block, a: Weight, b: Weight, fraction_bits: int, y: Int) -> Saturated:
     """y plus b @ (a @ x), fixed point [N]: the pair of a LoRA adapter beside the projection of x that gave y.
 
-    The inner vector has x's own exponent, so its precision does not depend on how large x is; conversion scales
+    b's columns beyond a's rows, up to whole blocks, meet zeros. The inner vector has x's own exponent, so its precision does not depend on how large x is; conversion scales
     `a` so that it cannot clip.
     """
     inner = project(Block(x.codes, x.scales, 0), a, 0)
-    out = project(quantize(inner.values, x.exponent), b, fraction_bits, residual=y)
+    whole = np.pad(inner.values, (0, b.codes.shape[1] - len(inner.values)))
+    out = project(quantize(whole, x.exponent), b, fraction_bits, residual=y)
     return Saturated(out.values, inner.clipped + out.clipped)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arith.numbers import ARITHMETIC_VERSION, BLOCK
+from headrace.arith.numbers import ARITHMETIC_VERSION, BLOCK, TILE
 from headrace.artifact.adapter_places import MODULES, Place, place
 from headrace.artifact.check import check_values, read_config, weight_arrays
 from headrace.artifact.container import Artifact
@@ -45,7 +45,13 @@ class AdaptedModule:
     scale: str
 
     @property
-    def padded_rank(self) -> int:
+    def rows(self) -> int:
+        """Of a: whole tiles."""
+        return -(-self.rank // TILE) * TILE
+
+    @property
+    def columns(self) -> int:
+        """Of b: whole blocks."""
         return -(-self.rank // BLOCK) * BLOCK
 
 
@@ -136,8 +142,8 @@ def read_adapter_manifest(path: Path) -> AdapterManifest:
 
 
 def pair_shapes(name: str, target: AdaptedModule, at: Place) -> dict[str, dict[str, Any]]:
-    """The packed weights of a module: of a [rank, k] and of b [n, rank], ranks padded to blocks."""
-    shapes = {"a": [target.padded_rank, at.k], "b": [at.n, target.padded_rank]}
+    """The packed weights of a module: of a [rank, k] and of b [n, rank], ranks padded."""
+    shapes = {"a": [target.rows, at.k], "b": [at.n, target.columns]}
     return {
         f"{name}.{side}": {"format": "q8", "shape": shape, "group": BLOCK}
         for side, shape in shapes.items()
@@ -208,7 +214,7 @@ def read_weights(file: Path, manifest: AdapterManifest) -> memoryview:
 def _weight(
     name: str, side: str, arrays: Mapping[str, NDArray[Any]], target: AdaptedModule, at: Place
 ) -> PackedWeight:
-    n, k = (target.padded_rank, at.k) if side == "a" else (at.n, target.padded_rank)
+    n, k = (target.rows, at.k) if side == "a" else (at.n, target.columns)
     codes, scales, row = (arrays[f"{name}.{side}.{part}"] for part in ("codes", "scales", "row"))
     return PackedWeight(codes, scales, None, row, n, k, 8, BLOCK)
 

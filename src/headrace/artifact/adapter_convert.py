@@ -58,7 +58,7 @@ def convert_adapter(source: Path, target: Path, base: Artifact) -> Adapter:
         with (work / WEIGHTS_NAME).open("wb") as file:
             writer = TensorFileWriter(file, specs)
             for pair in peft.pairs:
-                _write(writer, peft, pair, places[_name(pair)])
+                _write(writer, peft, pair, targets[_name(pair)], places[_name(pair)])
         digests = [file_sha256(file) for file in peft.files]
         digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
         manifest = AdapterManifest(
@@ -98,12 +98,13 @@ def _place(peft: PeftAdapter, config: DecoderConfig, pair: PeftPair) -> Place:
     return at
 
 
-def _write(writer: TensorFileWriter, peft: PeftAdapter, pair: PeftPair, at: Place) -> None:
+def _write(
+    writer: TensorFileWriter, peft: PeftAdapter, pair: PeftPair, target: AdaptedModule, at: Place
+) -> None:
     file, name = peft.files[1], _name(pair)
-    rank = -(-pair.rank // BLOCK) * BLOCK
-    a = np.zeros((rank, at.k))
+    a = np.zeros((target.rows, at.k))
     a[: pair.rank, : at.columns] = values(file, pair.a_name, pair.a)
-    b = np.zeros((at.n, rank))
+    b = np.zeros((at.n, target.columns))
     b[:, : pair.rank] = values(file, pair.b_name, pair.b)
     down = pack(quantize_rows(a, 8, BLOCK))
     rows = quantize_rows(b, 8, BLOCK)

@@ -35,10 +35,14 @@ def checked_pairs(program: p.Program, pairs: p.Pairs) -> dict[int, tuple[p.LowRa
 
 def workspace_bytes(pairs: p.Pairs, capacity: int, threads: int) -> int:
     """What a native runner of that many rows takes beside an adapter's weights (src/native/adapt.cpp)."""
-    width = max((sum(pair.a.n for pair in each) for each in pairs.values()), default=0)
-    rank = max((pair.a.n for each in pairs.values() for pair in each), default=0)
+    width = max((sum(pair.b.k for pair in each) for each in pairs.values()), default=0)
+    rank = max((pair.b.k for each in pairs.values() for pair in each), default=0)
     vector = rank + 3 * 2 * (rank // BLOCK) + 4
-    return 4 * capacity * (width + 2) + 160 * capacity + threads * (_BLOCK_ROWS * vector + 640)
+    return (
+        4 * capacity * (width + 2)
+        + 160 * capacity
+        + threads * (_BLOCK_ROWS * vector + 4 * rank + 640)
+    )
 
 
 def _check(place: str, pair: p.LowRank, base: p.PackedWeight, at: int) -> None:
@@ -48,7 +52,8 @@ def _check(place: str, pair: p.LowRank, base: p.PackedWeight, at: int) -> None:
             f"{place}: a pair of [{a.n}, {a.k}] and [{b.n}, {b.k}] at row {pair.offset} does not fit a weight of"
             f" [{base.n}, {base.k}]"
         )
-    if a.n != b.k or a.n % BLOCK or a.n > MAX_RANK or pair.offset % TILE:
+    whole = -(-a.n // BLOCK) * BLOCK
+    if b.k != whole or a.n % TILE or a.n > MAX_RANK or pair.offset % TILE:
         raise InputError(f"{place}: a rank of {a.n} and {b.k} at row {pair.offset}")
     for weight in (a, b):
         if weight.bits != 8 or weight.mins is not None or weight.group != BLOCK:

@@ -294,7 +294,8 @@ class Program:
 class LowRank:
     """A pair of an adapter: rows [offset, offset + b.n) of an Adapt's target get b @ (a @ activation) (R16).
 
-    a [rank, k] and b [n, rank]: symmetric 8 bits in groups of 32, rank a multiple of 32, offset one of 16.
+    a [rank, k] and b [n, rank]: symmetric 8 bits in groups of 32. The rank is padded, for a to whole tiles, for b to
+    whole blocks; offset is a multiple of 16.
     """
 
     a: PackedWeight
