@@ -138,3 +138,7 @@ def stream_rows() -> Iterator[Row]:
     for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
         drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("speculate", "code editing", samples=(rate,), settings=drafts)
+    for system, gain in (("headrace", 4.0), ("llama.cpp", 3.0)):
+        for size in (1, 4):
+            rate = 100.0 * (gain if size > 1 else 1.0)
+            yield row("batch", "decode", system, samples=(rate,), settings={"sequences": size})

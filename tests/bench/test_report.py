@@ -60,12 +60,13 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     assert "| compile | 0.000500 | 0.000900 | 0.000990 | 0.001000 | 8 |" in text
     assert "| greedy, 1 thread | 1.0% | 80 µs | 20 of 100, 7 spans | 90.0 | 80.0 |" in text
     assert "| Project head | 2.000 | 66.7% | 30.0 | 15.0 |" in text
+    assert "| headrace | 100.0 | 400.0 (4.00x) |" in text
     assert all(f"img/{name}.svg" in text for name in PLOTS)
 
 
 def test_without_rows_the_page_says_so() -> None:
     text = page.page(Figures([]))
-    assert text.count(NOTHING) == 10
+    assert text.count(NOTHING) == 11
     assert "## Targets" not in text
     assert ".svg" not in text
 
