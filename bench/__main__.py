@@ -8,6 +8,7 @@ import sys
 from bench import (
     ablations,
     adapters,
+    batch,
     constrain,
     load,
     quality,
@@ -35,6 +36,7 @@ MEASURES = {
     "speculate": speculate.measure,
     "adapters": adapters.measure,
     "reuse": reuse.measure,
+    "batch": batch.measure,
 }
 
 

@@ -28,6 +28,7 @@ FILES = (
     "speculate",
     "adapters",
     "reuse",
+    "batch",
 )
 
 

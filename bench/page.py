@@ -229,6 +229,30 @@ def _reuse(figures: Figures) -> Iterator[str]:
     yield from provenance(rows)
 
 
+def _batch(figures: Figures) -> Iterator[str]:
+    rows = figures.rows("batch")
+    if not rows:
+        yield NOTHING
+        return
+    for threads in sorted({r.threads for r in rows}):
+        for measure in dict.fromkeys(r.measure for r in rows):
+            found = [r for r in rows if (r.threads, r.measure) == (threads, measure)]
+            sizes = sorted({r.settings["sequences"] for r in found})
+            body = []
+            for name in dict.fromkeys(r.system for r in found):
+                rates = {r.settings["sequences"]: r.median for r in found if r.system == name}
+                body.append([name, *(_batch_cell(rates, size) for size in sizes)])
+            yield table([f"{measure}, {threads_name(threads)}", *map(str, sizes)], body)
+    yield from provenance(rows)
+
+
+def _batch_cell(rates: Mapping[int, float], size: int) -> str:
+    if size not in rates:
+        return "-"
+    gain = f" ({rates[size] / rates[1]:.2f}x)" if size > 1 and 1 in rates else ""
+    return f"{rates[size]:,.1f}{gain}"
+
+
 SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "targets": _targets,
     "speed": _speed,
@@ -243,4 +267,5 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "speculate": speculate,
     "adapters": adapters.section,
     "reuse": _reuse,
+    "batch": _batch,
 }

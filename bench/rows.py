@@ -27,6 +27,7 @@ KINDS = (
     "adapters",
     "drafters",
     "reuse",
+    "batch",
 )
 
 

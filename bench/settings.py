@@ -12,7 +12,7 @@ from bench.machine import ROOT
 
 PARTS = (
     *("speed", "quality", "load", "profile", "stream", "ablations"),
-    *("constrain", "speculate", "adapters", "reuse", "report"),
+    *("constrain", "speculate", "adapters", "reuse", "batch", "report"),
 )
 
 
@@ -25,6 +25,7 @@ class Settings:
     torch, transformers and gguf. work: a folder for what is made on the way, on the disk that is measured.
     mixture: the GGUF of the model that is bigger than memory; made where None.
     headed: a checkpoint with a head that drafts, on which drafters are compared; they are not where None.
+    small_mixture: an artifact or a checkpoint of a mixture that fits memory, for the part batch; none where None.
     schemas: a folder of JSON schemas to compile, and what it is called; none are where None.
     """
 
@@ -51,6 +52,7 @@ class Settings:
     schemas: Path | None = None
     schemas_name: str = "schemas"
     schemas_limit: int = 1500
+    small_mixture: Path | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Settings]:
@@ -76,6 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     add("--schemas", type=Path, help="a folder of JSON schemas, with or without instances")
     add("--schemas-name", default=default.schemas_name, help="what the page calls them")
     add("--schemas-limit", type=int, default=default.schemas_limit)
+    add("--small-mixture", type=Path, help="a mixture that fits memory, for the part batch")
     add("--work", type=Path, default=default.work, help="where files are made")
     add("--results", type=Path, default=default.results, help="folder of the recorded rows")
     add("--threads", type=int, nargs="+", default=list(default.threads))
@@ -100,6 +103,8 @@ def command(part: str, settings: Settings) -> str:
         peers += f" --schemas SCHEMAS --schemas-limit {settings.schemas_limit}"
     if part == "speculate" and settings.headed is not None:
         peers += " --headed CHECKPOINT"
+    if part == "batch" and settings.small_mixture is not None:
+        peers += " --small-mixture MIXTURE"
     if part not in ("stream", "ablations"):
         return f"python -m bench {part}{peers} --rounds {settings.rounds}"
     limit = "" if settings.limit_gb is None else f" --limit-gb {settings.limit_gb:g}"

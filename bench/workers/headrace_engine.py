@@ -16,6 +16,7 @@ from bench.workers.protocol import Config, Engine, main, painted_tokens
 from headrace.arith.sampling import Draw, Logits
 from headrace.artifact.container import open_artifact
 from headrace.engine import engine as engine_module
+from headrace.engine.batch import batch_of
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Work
 from headrace.kernels import program as p
@@ -107,7 +108,7 @@ class Headrace(Engine):
         picked = [int(self._logits.argmax())]
         tokens = picked if rows == 1 else painted_tokens(start + rows, self.vocab)[start:]
         self._sequence.reserve(rows)
-        batch = engine_module._batch([Work(self._sequence, tokens)])
+        batch = batch_of([Work(self._sequence, tokens)])
         clock = time.perf_counter
         for index, op in enumerate(engine._program.ops):
             start = clock()

@@ -93,10 +93,14 @@ class LlamaCpp(Engine):
         params.type_k = params.type_v = KV_TYPES[self._kv]
         params.flash_attn_type = FLASH["auto" if self._kv == "f16" else "on"]
         params.no_perf = True
+        self.adapt(params)
         context = self._lib.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp made no context: {''.join(self._log)[-500:]}")
         return context
+
+    def adapt(self, params: Any) -> None:
+        """Change the parameters of the context."""
 
     def _decode_tokens(self, tokens: list[int]) -> None:
         array = (ctypes.c_int32 * len(tokens))(*tokens)

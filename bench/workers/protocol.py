@@ -13,13 +13,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 PERIOD = 251  # shares no factor with a block, a tile or a chunk
 Config = Mapping[str, Any]
+
+
+class Served(Protocol):
+    """What answers requests."""
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def commands(self) -> Mapping[str, Callable[..., dict[str, Any]]]: ...
 
 
 class Reader(ABC):
@@ -132,6 +140,12 @@ def drawn_tokens(count: int, vocab: int) -> list[int]:
     return [rng.randrange(vocab) for _ in range(count)]
 
 
+def batch_prompts(count: int, length: int, vocab: int) -> list[list[int]]:
+    """Prompts that have nothing in common, without a period."""
+    rng = random.Random(1)
+    return [[rng.randrange(vocab) for _ in range(length)] for _ in range(count)]
+
+
 def storage_bytes() -> int:
     """What this process had read from disks, faults of mapped files included; 0 where the system doesn't tell."""
     return _number(Path("/proc/self/io"), "read_bytes:")
@@ -154,7 +168,7 @@ def pin(threads: int) -> None:
         os.sched_setaffinity(0, usable[-threads:])
 
 
-def main(make: Callable[[Config], Reader]) -> None:
+def main(make: Callable[[Config], Served]) -> None:
     """Serve an engine made from the configuration on the command line."""
     config, out = begin()
     engine = make(config)

@@ -153,3 +153,7 @@ def stream_rows() -> Iterator[Row]:
     for mode, read in (("exact", 900), ("aligned", 2400), ("cold", 6000)):
         facts = {"mode": mode, "requests": 9, "prompt_tokens": 6000, "read_tokens": read, "pass_rows": 512}  # fmt: skip
         yield row("reuse", "a coding agent", unit="s", samples=(read / 1e4,), settings=facts)
+    for system, gain in (("headrace", 4.0), ("llama.cpp", 3.0)):
+        for size in (1, 4):
+            rate = 100.0 * (gain if size > 1 else 1.0)
+            yield row("batch", "decode", system, samples=(rate,), settings={"sequences": size})

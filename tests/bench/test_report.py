@@ -62,6 +62,7 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     assert "| KL under the adapter | 0.0110 | 95.0% |" in text
     assert "| set another adapter | 0.002 (0.001% of a reload) |" in text
     assert "| Project head | 2.000 | 66.7% | 30.0 | 15.0 |" in text
+    assert "| headrace | 100.0 | 400.0 (4.00x) |" in text
     assert all(f"img/{name}.svg" in text for name in PLOTS)
 
 
