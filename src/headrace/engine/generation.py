@@ -138,7 +138,11 @@ class Generation:
         if self._speculation is None or not self._passes:
             return []
         room = min(self._limit - self._count - 1, self._engine.draft_rows(len(self._unread)))
-        return self._speculation.propose(self._history, room)
+        drafts = self._speculation.propose(self._history, room)
+        permitted = self._guide.permitted(drafts)
+        if len(permitted) < len(drafts):
+            self._speculation.refuse()
+        return permitted
 
     def _pass(self) -> NDArray[np.int32] | None:
         """The wanted logits of the next pass; None when it was cancelled."""
