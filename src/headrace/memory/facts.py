@@ -12,7 +12,7 @@ from headrace.artifact.head import head_size
 from headrace.artifact.manifest import MANIFEST_NAME, Manifest, read_manifest
 from headrace.artifact.records import layer_layout
 from headrace.errors import FileError, InputError
-from headrace.kernels.program import LOGIT_ROWS, MAX_PAIRS, PAGE_TOKENS, ModelShape
+from headrace.kernels.program import LOGIT_ROWS, MAX_PAIRS, PAGE_TOKENS, SITES, ModelShape
 from headrace.memory.inputs import ModelFacts, PlanOptions, Workspace
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import Machine
@@ -130,7 +130,7 @@ def _record_bytes(place: Path, manifest: Manifest, layer: int) -> int:
 
 
 def workspace(shape: ModelShape, threads: int) -> Workspace:
-    """What a native runner allocates (src/native/runner.cpp, experts.cpp), as coefficients."""
+    """What a native runner allocates (src/native/workspace.cpp, experts.cpp), as coefficients."""
     widest = max(shape.hidden, shape.q_size, shape.ffn_width)
     buffers = shape.hidden + shape.qkv_size + shape.q_size + 2 * shape.ffn_rows
     logits = (LOGIT_ROWS + 2) * shape.vocab * 4  # with a copy that is picked from, and its order
@@ -143,6 +143,7 @@ def workspace(shape: ModelShape, threads: int) -> Workspace:
         per_row=mixture.per_row
         + 4 * (buffers + bool(shape.top_k) * shape.hidden)
         + _vector_bytes(widest)
+        + 8 * len(SITES) * (threads + 1)  # clips, by thread and as they were before a run
         + 16,
         per_position=_POSITION_BYTES + threads * _attention_bytes(shape, _TILE) // _TILE,
     )
@@ -169,7 +170,7 @@ def mixture_workspace(shape: ModelShape, max_pairs: int = MAX_PAIRS) -> Workspac
 
 
 def _attention_bytes(shape: ModelShape, positions: int) -> int:
-    """Scratch of one thread for that many positions of scores, or without any (attention_bytes of runner.cpp)."""
+    """Scratch of one thread for that many positions of scores, or without any (attention_bytes of workspace.cpp)."""
     heads = min(_MAX_QUERIES, shape.num_heads // max(1, shape.num_kv_heads))
     blocks = shape.head_dim // _BLOCK
     if positions:
