@@ -241,4 +241,4 @@ def test_a_draft_model_is_counted(shell: Shell, model: Path) -> None:
         assert both["plan"]["ledger"][row] == 2 * alone["plan"]["ledger"][row]
     done = shell.run("doctor", model, "--no-measure", "--draft-model", "nothing:1b")
     assert done.returncode == 2
-    assert "nothing:1b" in done.stderr
+    assert b"nothing:1b" in done.stderr

@@ -178,3 +178,25 @@ def test_a_token_that_was_not_picked_is_history_all_the_same() -> None:
     )
     sampler.note(0)
     assert sampler.pick(logits, 0) == 1
+
+
+class Strict(Words):
+    """Refuses what cannot follow, as grammars do."""
+
+    def advance(self, token: int) -> None:
+        if token not in self._next:
+            raise ConstraintError("cannot follow")
+        super().advance(token)
+
+
+def test_drafts_are_cut_where_the_grammar_forbids_them() -> None:
+    guide = Guide(Strict([[1, 2, 3, 4], [1, 5, 6]]), VOCAB, ENDS)
+    assert guide.span(10) == [1]
+    for drafts, kept in (
+        ([2, 3, 4], 3), ([2, 3, 6], 2), ([2, 6, 4], 1), ([5, 6, 1], 2), ([9, 2], 0), ([5], 1), ([9], 0), ([], 0),
+    ):  # fmt: skip
+        assert guide.permitted(drafts) == drafts[:kept]
+    assert guide.span(10) == []  # it is where it was
+    guide.take(5)
+    assert guide.span(10)[0] == 6
+    assert Guide(None, VOCAB, ENDS).permitted([7, 8]) == [7, 8]

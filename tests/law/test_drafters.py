@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import tiny
-from headrace.artifact.container import Artifact
+from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.draft_model import ModelDrafter
 from headrace.engine.engine import Engine
 from headrace.engine.speculate import Lookup
@@ -120,3 +122,23 @@ def test_an_end_in_the_middle(tiny_artifact: Get, cancel: bool) -> None:
             plain = run(engine, GREEDY, end=end, cancel=cancel)
             drafter = ModelDrafter(small)
             assert run(engine, GREEDY, 5, drafter, end=end, cancel=cancel) == plain
+
+
+def test_a_draft_model_that_changes_is_left_out(tiny_artifact: Get, tmp_path: Path) -> None:
+    """What it says changes no token, and neither does that it says nothing any more."""
+    shutil.copytree(tiny_artifact("llama").path, tmp_path / "a")
+    weights = tmp_path / "a" / "dense-00001.safetensors"
+    with opened(tiny_artifact("llama")) as engine, drafting(open_artifact(tmp_path / "a")) as small:
+        plain, tokens = run(engine, GREEDY), []
+
+        def meanwhile() -> None:
+            tokens.append(0)
+            if len(tokens) == 8:
+                with weights.open("r+b") as file:
+                    file.seek(-100, 2)
+                    file.write(bytes(range(1, 60)))
+
+        with pytest.warns(RuntimeWarning, match="the draft model is left out"):
+            assert run(engine, GREEDY, 3, ModelDrafter(small), meanwhile=meanwhile) == plain
+        assert engine.stats is not None
+        assert 0 < engine.stats.drafted_tokens < 12

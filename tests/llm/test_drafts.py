@@ -114,3 +114,25 @@ def test_what_is_no_depth_is_refused_before_anything_runs(wild: LLM) -> None:
     ids, params = wild.prompt_ids(ASK), SamplingParams(max_tokens=2)
     with pytest.raises(SettingError, match="speculate"):
         wild.stream_ids(ids, params, speculate=99)
+
+
+class Forbidden:
+    """Drafts one token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def propose(self, history: list[int], limit: int) -> list[int]:
+        return [self._token] * limit
+
+
+@pytest.mark.parametrize("name", ["record", "tree"])
+def test_what_a_grammar_forbids_is_not_read(wild: LLM, name: str) -> None:
+    plain = outcome(wild, name, 1.0)
+    [nowhere] = wild.tokenize(b"\x01")
+    for depth in (1, 4, "auto"):
+        assert (
+            outcome(wild, name, 1.0, speculate=depth, drafter=Forbidden(nowhere))[:3] == plain[:3]
+        )
+        assert wild.engine.stats is not None
+        assert wild.engine.stats.drafted_tokens == 0

@@ -8,12 +8,15 @@ import pytest
 
 import tiny
 from headrace.artifact.container import Artifact
-from headrace.artifact.head import HEAD_NAME
+from headrace.artifact.head import HEAD_NAME, read_head
 from headrace.errors import FileError, UnsupportedError
+from headrace.kernels.program import PAGE_TOKENS
+from headrace.kernels.select import select
 from headrace.llm import LLM
-from headrace.memory.facts import model_facts, plan_model
+from headrace.memory.facts import HEAD_ROWS, model_facts, plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
+from headrace.models.decoder import model_shape
 from llm.schemas import SCHEMAS
 
 ASK = "Why? Because. Why? Because. Why?"
@@ -66,6 +69,25 @@ def test_the_plan_counts_it(headed: Artifact, tmp_path: Path) -> None:
         made = plan_model(headed.path, options, machine, threads=1).for_loading()
         assert llm.plan.ledger.dense == made.ledger.dense
         assert llm.plan.ledger.kv == made.ledger.kv
+
+
+def test_the_plan_covers_what_it_allocates(headed: Artifact) -> None:
+    """Its runner's memory, its keys and values, and the states of a pass and of the one before."""
+    alone = model_facts(headed.manifest, threads=1)
+    facts = model_facts(headed, threads=1)
+    head = read_head(headed)
+    assert head is not None
+    shape = model_shape(head.config, headed.manifest.fraction_bits)
+    rows, window = 64, 512
+    planned = facts.workspace.nbytes(rows, window) - alone.workspace.nbytes(rows, window)
+    states = 2 * rows * shape.hidden * 4
+    backend = select(threads=1)
+    needed = backend.workspace_bytes(
+        shape, max_positions=window, capacity=HEAD_ROWS, logit_capacity=1
+    )
+    assert needed + states <= planned < 1.5 * (needed + states) + (1 << 17)
+    cache = (facts.kv_bytes_per_token - alone.kv_bytes_per_token) * PAGE_TOKENS
+    assert cache >= shape.page_bytes
 
 
 def test_the_real_head_drafts_rightly_more_often_than_not(smolmoe: Artifact) -> None:

@@ -137,6 +137,24 @@ class Guide:
             self._constraint.advance(token)
             self.seconds += time.perf_counter() - start
 
+    def permitted(self, drafts: list[int]) -> list[int]:
+        """Drafts of what comes next, up to the first that the grammar forbids."""
+        if self._constraint is None or self._allowed is None or not drafts:
+            return drafts
+        if not self._allowed[drafts[0]]:
+            return []
+        if len(drafts) == 1:
+            return drafts
+        start, ahead, count = time.perf_counter(), self._constraint.fork(), 0
+        try:
+            for token in drafts:
+                ahead.advance(token)
+                count += 1
+        except ConstraintError:
+            pass
+        self.seconds += time.perf_counter() - start
+        return drafts[:count]
+
     def _forced(self, constraint: Constraint, limit: int) -> list[int]:
         """Some forced tokens, taken; none where there is a choice, which `allowed` then holds."""
         if constraint.ended:

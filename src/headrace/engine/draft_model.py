@@ -6,11 +6,12 @@ own drafts not twice.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 from headrace.engine.pages import PagesExhaustedError
-from headrace.errors import InputError
+from headrace.errors import HeadraceError, InputError
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -25,7 +26,8 @@ class DraftModelError(InputError):
 class ModelDrafter:
     """Drafts greedily with an engine of its own, for one generation. See `speculate.Drafter`, `speculate.Closing`.
 
-    Where the engine has no pages left, or the history is longer than its context, there are no drafts.
+    Where the engine has no pages left, or the history is longer than its context, there are no drafts; where it fails,
+    because a file of its model was changed, there are none any more, and a warning says so.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,23 +37,28 @@ class ModelDrafter:
         self._prompt_tokens = 0
         self._agreed = 0  # tokens of the history of the last call, which the sequence holds
         self._ahead: list[int] = []  # drafts that it holds behind them
+        self._failed = False
 
     def propose(self, history: Tokens[int], limit: int) -> list[int]:
         """The last draft is not read, so it may be one beyond the context."""
         count = min(limit, self._engine.context - len(history) + 1)
-        if count < 1:
+        if count < 1 or self._failed:
             return []
         try:
             self._sync(history)
             return self._drafts(history, count)
         except PagesExhaustedError:
             self._forget()
-            return []
+        except HeadraceError as error:
+            self._failed = True
+            warnings.warn(f"the draft model is left out: {error}", RuntimeWarning, stacklevel=2)
+        return []
 
     def close(self) -> None:
         """Leave what was read of the history to later generations."""
-        self._sequence.rewind(min(self._agreed, len(self._sequence)))
-        self._engine.keep(self._sequence, self._prompt_tokens)
+        if not self._failed:
+            self._sequence.rewind(min(self._agreed, len(self._sequence)))
+            self._engine.keep(self._sequence, self._prompt_tokens)
         self._forget()
 
     def _sync(self, history: Tokens[int]) -> None:

@@ -268,7 +268,11 @@ class Generation:
             return []
         room = min(self._limit - self._count - 1, self._engine.draft_rows(len(self._unread)))
         room = room if most is None else min(room, most)
-        return self._speculation.propose(self._history, room)
+        drafts = self._speculation.propose(self._history, room)
+        permitted = self._guide.permitted(drafts)
+        if len(permitted) < len(drafts):
+            self._speculation.refuse()
+        return permitted
 
     def read(self, rows: int | None = None) -> Logits | None:
         """The wanted logits of the next pass, alone in it; None when it was cancelled. rows: see `work`."""

@@ -290,6 +290,10 @@ class Speculation:
         """So many drafts of a pass were what followed, and then, before the last, one was not."""
         self._read.depth.judged(right, int(right < drafts))
 
+    def refuse(self) -> None:
+        """One of the latest drafts cannot follow; it and those behind it are not read."""
+        self._read.depth.judged(0, 1)
+
     def close(self) -> None:
         """The generation has ended."""
         for source in self._sources:
