@@ -114,7 +114,8 @@ class Thinking:
     ) -> None:
         """ids: the prompt. turn: held while the engine is used.
 
-        Raises ContextError where there is no room for a thought and an answer.
+        Raises ContextError where there is no room for a thought and an answer, InputError for an end that is text and
+        control token.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -122,8 +123,10 @@ class Thinking:
         self._cancelled = cancelled
         self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
         marker = tokenizer.encode(plan.end, allow_special=True)
-        control = len(marker) == 1 and tokenizer.is_special(marker[0])
-        self._marker = marker[0] if control else None
+        special = [token for token in marker if tokenizer.is_special(token)]
+        if special and len(marker) > 1:
+            raise InputError(f"the end {plan.end!r:.60} is neither text nor one control token")
+        self._marker = special[0] if special else None
         transition = self._encoded(plan.transition)
         how = plan.answer_how
         reuse, head = how.get("reuse", True), how.get("shared_prefix_tokens") or 0
