@@ -247,6 +247,7 @@ def test_what_cannot_be_is_refused(wild: LLM) -> None:
         ({"thinking": {"schema": {}}}, "a thought has no schema"),
         ({"thinking": {"stop": ("x",)}}, "a thought has no stop"),
         ({"end": ""}, "the end of a thought is empty"),
+        ({"end": "x<|im_start|>"}, "neither text nor one control token"),
         ({"end": "x", "transition": "y"}, "does not begin with the end"),
     ):
         with pytest.raises(InputError, match=cause):
