@@ -114,7 +114,6 @@ class Thinking:
         Raises ContextError where there is no room for a thought and an answer, InputError for an end that is text and
         control token.
         """
-<<<<<<< HEAD
         self._run = _Run(phases, tokenizer, ids, plan, ended)
         self._pieces = self._run.pieces()
 
@@ -135,28 +134,6 @@ class Thinking:
     @property
     def answer(self) -> Completion | None:
         return self._run.answer
-=======
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._plan = plan
-        self._cancelled = cancelled
-        self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
-        marker = tokenizer.encode(plan.end, allow_special=True)
-        special = [token for token in marker if tokenizer.is_special(token)]
-        if special and len(marker) > 1:
-            raise InputError(f"the end {plan.end!r:.60} is neither text nor one control token")
-        self._marker = special[0] if special else None
-        transition = self._encoded(plan.transition)
-        how = plan.answer_how
-        reuse, head = how.get("reuse", True), how.get("shared_prefix_tokens") or 0
-        self._phases = Phased(engine, self.prompt, cancelled, reuse=reuse, head=head)
-        self._budget = self._phases.budget(plan.thinking, plan.answer, len(transition))
-        self.closing: tuple[int, ...] = ()  # tokens that were read between thought and answer
-        self.thought: Thought | None = None
-        self.answer: Completion | None = None
-        self._turn = turn
-        self._pieces: Generator[Piece, None, None] | None = None  # which holds this object
->>>>>>> phases
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
@@ -195,8 +172,10 @@ class _Run:
         self._tell = ended
         self.prompt = (*ids, *tokenizer.encode(plan.opening, allow_special=True))
         marker = tokenizer.encode(plan.end, allow_special=True)
-        control = len(marker) == 1 and tokenizer.is_special(marker[0])
-        self._marker = marker[0] if control else None
+        special = [token for token in marker if tokenizer.is_special(token)]
+        if special and len(marker) > 1:
+            raise InputError(f"the end {plan.end!r:.60} is neither text nor one control token")
+        self._marker = special[0] if special else None
         transition = self._encoded(plan.transition)
         self._budget = phases.budget(self.prompt, plan.thinking, plan.answer, len(transition))
         self.closing: tuple[int, ...] = ()
