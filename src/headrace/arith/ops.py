@@ -368,8 +368,8 @@ def add_shared(x: Int, output: Int, gate: Int, table: Table, fraction_bits: int)
 def adapt(x: Block, a: Weight, b: Weight, fraction_bits: int, y: Int) -> Saturated:
     """y plus b @ (a @ x), fixed point [N]: the pair of a LoRA adapter beside the projection of x that gave y.
 
-    b's columns beyond a's rows, up to whole blocks, meet zeros. The inner vector has x's own exponent, so its
-    precision does not depend on how large x is; conversion scales `a` so that it cannot clip.
+    b's columns beyond a's rows, up to whole blocks, meet zeros. The inner vector has x's own exponent, so its precision
+    does not depend on how large x is; conversion scales `a` so that it cannot clip.
     """
     inner = project(Block(x.codes, x.scales, 0), a, 0)
     whole = np.pad(inner.values, (0, b.codes.shape[1] - len(inner.values)))
