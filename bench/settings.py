@@ -10,7 +10,9 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "batch", "report")  # fmt: skip
+PARTS = (
+    "speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "batch", "report",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

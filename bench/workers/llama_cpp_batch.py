@@ -48,7 +48,9 @@ class LlamaCppBatch(LlamaCpp):
         """The first token of every sequence, by its number."""
         self._lib.llama_memory_clear(self._memory, True)
         prompts = batch_prompts(sequences, length, self.vocab)
-        rows = [(token, at, s) for s, prompt in enumerate(prompts) for at, token in enumerate(prompt)]
+        rows = [
+            (token, at, s) for s, prompt in enumerate(prompts) for at, token in enumerate(prompt)
+        ]
         picked: list[int] = []
         for begin in range(0, len(rows), BATCH):
             part = rows[begin : begin + BATCH]

@@ -110,9 +110,15 @@ class Scheduler:
         self._arrivals.append(what)
 
     def cancel(self) -> None:
-        """End everything that is here now, as soon as that is possible."""
+        """End the generations that are here now, as soon as that is possible."""
+        for what in tuple(self._live):
+            what.cancelled |= isinstance(what, Ticket)
+
+    def close(self) -> None:
+        """End everything between passes."""
         for what in tuple(self._live):
             what.cancelled = True
+        self.reap()
 
     def step(self) -> None:
         """One pass at most, of those who may run and whose tokens are taken. Raises what is no HeadraceError; those go
@@ -135,7 +141,8 @@ class Scheduler:
             what.arrival = self._count
             self._waiting.append(what)
         for what in [w for w in (*self._waiting, *self._running) if w.cancelled]:
-            self._finish(what, "cancelled")
+            own = isinstance(what, Ticket)
+            self._finish(what, "cancelled", None if own else CancelledError("it was cancelled"))
 
     # ---- who runs ---------------------------------------------------------------------------------
 
