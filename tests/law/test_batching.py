@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tiny
@@ -35,6 +36,34 @@ class Asked:
     taken: int | None = None
     reuse: bool = True
     options: dict[str, Any] = field(default_factory=dict, compare=False)
+    constraint: Callable[[], Any] = lambda: None
+
+
+class Spans:
+    """A grammar of a choice of two tokens and five that follow from it, three times over."""
+
+    can_end = ended = False
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+
+    def _next(self) -> list[int]:
+        at = len(self._taken)
+        first = self._taken[at - at % 6] if at % 6 else 0
+        return [first + at % 6] if at % 6 else [20, 120]
+
+    def mask(self) -> np.ndarray:
+        words = np.zeros(9, np.uint32)
+        for token in self._next():
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
+
+    def forced(self) -> list[int]:
+        first = len(self._taken) % 6
+        return [] if not first else [self._taken[-first] + i for i in range(first, 6)]
+
+    def advance(self, token: int) -> None:
+        self._taken.append(token)
 
 
 @dataclass(frozen=True)
@@ -53,7 +82,12 @@ def prompt(number: int, length: int) -> tuple[int, ...]:
 def alone(engine: Engine, asked: Asked) -> Outcome:
     sequence = engine.new_sequence() if asked.kept else None
     steps = engine.generate(
-        asked.prompt, asked.params, sequence=sequence, reuse=False, **asked.options
+        asked.prompt,
+        asked.params,
+        sequence=sequence,
+        reuse=False,
+        constraint=asked.constraint(),
+        **asked.options,
     )
     tokens = []
     for token in steps:
@@ -94,7 +128,12 @@ class Party:
     def _join(self, number: int, asked: Asked) -> None:
         sequence = self.engine.new_sequence() if asked.kept else None
         generation = self.engine.generation(
-            asked.prompt, asked.params, sequence=sequence, reuse=asked.reuse, **asked.options
+            asked.prompt,
+            asked.params,
+            sequence=sequence,
+            reuse=asked.reuse,
+            constraint=asked.constraint(),
+            **asked.options,
         )
         ticket = Ticket(generation)
         self.scheduler.submit(ticket)
@@ -144,6 +183,7 @@ def mixed(seed: int, count: int = 8) -> list[Asked]:
                 taken=rng.choice((None, None, None, 1, 3)) if limit > 3 else None,
                 reuse=rng.random() < 0.7,
                 options={"speculate": rng.choice(("off", "off", "auto", 3))},
+                constraint=rng.choice((lambda: None, lambda: None, Spans)),
             )
         )
     return asked

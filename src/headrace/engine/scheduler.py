@@ -119,9 +119,15 @@ class Scheduler:
         self._arrivals.append(what)
 
     def cancel(self) -> None:
-        """End everything that is here now, as soon as that is possible."""
+        """End the generations that are here now, as soon as that is possible."""
+        for what in tuple(self._live):
+            what.cancelled |= isinstance(what, Ticket)
+
+    def close(self) -> None:
+        """End everything between passes."""
         for what in tuple(self._live):
             what.cancelled = True
+        self.reap()
 
     def uses(self, salt: bytes) -> bool:
         """Whether a generation that runs or waits is of this salt."""
@@ -148,7 +154,8 @@ class Scheduler:
             what.arrival = self._count
             self._waiting.append(what)
         for what in [w for w in (*self._waiting, *self._running) if w.cancelled]:
-            self._finish(what, "cancelled")
+            own = isinstance(what, Ticket)
+            self._finish(what, "cancelled", None if own else CancelledError("it was cancelled"))
 
     # ---- who runs ---------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Turns:
 
     def submit(self, what: Ticket | Errand) -> None:
         self._scheduler.submit(what)
-        what.cancelled |= self._closed
+        what.cancelled |= self._closed  # since the caller looked
 
     def cancel(self) -> None:
         """End everything that is here now. Waits for nothing, so a signal handler may call it."""
@@ -96,8 +96,11 @@ class Turns:
         """What `act` returns, done between passes once as many pages can be had; in order of arrival."""
         errand = Errand(act, pages)
         self.submit(errand)
-        while not errand.ended:
-            self._step(lambda: errand.ended)
+        try:
+            while not errand.ended:
+                self._step(lambda: errand.ended)
+        finally:
+            errand.cancelled = not errand.ended
         if errand.error is not None:
             raise errand.error
         return errand.result
@@ -113,8 +116,7 @@ class Turns:
         """Everything has ended inside the block, and nothing begins any more."""
         with self.between():
             self._closed = True
-            self._scheduler.cancel()
-            self._scheduler.reap()
+            self._scheduler.close()
             self._scheduler.woken = lambda: None  # they held each other
             yield
 
