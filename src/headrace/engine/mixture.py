@@ -55,17 +55,19 @@ class Mixture:
         *,
         admit: bool,
         cancel: Callable[[], bool] | None = None,
+        begin: int = 0,
     ) -> None:
-        """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
+        """One pass, or a part of one. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        marks: ends of ranges of operations, the last the program's; `cancel` is asked between them.
+        begin: the first operation. marks: ends of ranges of operations, the last where it ends, the program's end or
+        one between layers; `cancel` is asked between them.
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
-        at, size = 0, len(self._ops)
+        at, size = begin, marks[-1]
         self.stream.begin_step()
         try:
             while at < size:
-                check_cancelled(cancel if at else None)
+                check_cancelled(cancel if at > begin else None)
                 end = marks[bisect_right(marks, at)]
                 at = self._runner.run(at, end, batch, cache)
                 if at < end:
