@@ -48,7 +48,7 @@ inline void finish_rows(const AttentionShape& shape, const uint8_t* const* tiles
   for (int pair = 0; pair < mix.pairs; ++pair)
     add_values<Rows>(tiles, at, shape.head_dim, mix, pair, q.blocks - 2 * pair < 2 ? 1 : 2, acc);
   for (int i = 0; i < Rows; ++i)
-    divide(acc[i], shape.head_dim, Division(total[i], top[i], shape.fraction_bits), out[row + i], clipped);
+    divide(acc[i], shape.head_dim, Division(total[i], top[i], shape.fraction_bits), out[row + i], clipped + row + i);
 }
 
 void attend(const AttentionShape& shape, const uint8_t* const* tiles, const int32_t* const* q, const int32_t* visible,

@@ -204,6 +204,21 @@ class PyRunner {
     return {runner_->residual(), {size_t(capacity_), size_t(hidden_)}, nb::find(this)};
   }
 
+  void put(In<int32_t> x) {
+    require(x.ndim() == 2 && x.shape(1) == size_t(hidden_), "rows of X are not [rows, hidden]");
+    require(x.shape(0) >= 1 && x.shape(0) <= size_t(capacity_), "more rows than the runner holds, or none");
+    runner_->put(x.data(), int(x.shape(0)));
+  }
+
+  int pass_rows() const { return runner_->pass_rows(); }
+
+  // Fills i64[rows of the pass, sites].
+  void row_clipped(Out<int64_t> out) const {
+    require(out.size() == size_t(runner_->pass_rows()) * kNumSites, "counts are not [rows, sites]");
+    for (int row = 0; row < runner_->pass_rows(); ++row)
+      for (int site = 0; site < kNumSites; ++site) out.data()[row * kNumSites + site] = runner_->clipped(row, site);
+  }
+
   std::vector<int64_t> clipped() const {
     std::vector<int64_t> out;
     for (int site = 0; site < kNumSites; ++site) out.push_back(runner_->clipped(site));
@@ -217,6 +232,7 @@ class PyRunner {
     const size_t rows = tokens.size();
     require(0 <= begin && begin <= end && end <= runner_->num_ops(), "no such range of operations");
     require(rows >= 1 && rows <= size_t(capacity_), "more rows than the runner holds, or none");
+    require(begin == 0 || int(rows) == runner_->pass_rows(), "the batch has not as many rows as the pass");
     require(top_k_ == 0 || runner_->mixture()->bound(), "there are no slots");
     for (int i = 0; top_k_ > 0 && i < num_layers_ * num_experts_; ++i)
       require(table_[i] < num_slots_, "the table names a slot that is not there");
@@ -296,15 +312,15 @@ void op_quantize_i32(const std::string& tier, In<int32_t> x, int exponent, Out<i
   tier_named(tier).quantize_i32(x.data(), exponent, out.view(int(x.size())), 0);
 }
 
-int64_t op_project(const std::string& tier, In<uint8_t> wcodes, In<int16_t> wscales, MaybeI16 mins, In<int32_t> row, int n,
+std::vector<int64_t> op_project(const std::string& tier, In<uint8_t> wcodes, In<int16_t> wscales, MaybeI16 mins, In<int32_t> row, int n,
                    int k, int bits, int group, Out<int8_t> codes, Out<int16_t> scales, Out<int16_t> sums,
                    Out<int16_t> rounded, Out<int32_t> exponent, int first_tile, int last_tile, MaybeI32 bias,
                    bool residual, Out<int32_t> y, int fraction_bits) {
   ActivationArrays x{codes, scales, sums, rounded, exponent};
-  int64_t clipped = 0;
+  std::vector<int64_t> clipped(exponent.size());
   tier_named(tier).project(weight_of(wcodes, wscales, mins, row, n, k, bits, group), x.view(k), 0, int(exponent.size()),
                            first_tile, last_tile, bias ? bias->data() : nullptr, residual, y.data(),
-                           ptrdiff_t(y.shape(1)), fraction_bits, &clipped);
+                           ptrdiff_t(y.shape(1)), fraction_bits, clipped.data());
   return clipped;
 }
 
@@ -338,7 +354,7 @@ void op_land(const std::string& tier, Out<uint8_t> tile, int slot, In<int32_t> k
 }
 
 // tiles u8[count, tile bytes] 64-byte aligned, q i32[rows, head_dim], visible i32[rows].
-int64_t op_attend(const std::string& tier, In<uint8_t> tiles, In<int32_t> q, In<int32_t> visible,
+std::vector<int64_t> op_attend(const std::string& tier, In<uint8_t> tiles, In<int32_t> q, In<int32_t> visible,
                   std::tuple<int, int> scale, int fraction_bits, Out<int32_t> out) {
   const int rows = int(q.shape(0)), d = int(q.shape(1));
   std::vector<const uint8_t*> records;
@@ -351,10 +367,10 @@ int64_t op_attend(const std::string& tier, In<uint8_t> tiles, In<int32_t> q, In<
   }
   std::vector<uint8_t> scratch(attend_scratch_bytes(rows, int(records.size()) * kTile, d) + 64);
   const uintptr_t at = (reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64;
-  int64_t clipped = 0;
+  std::vector<int64_t> clipped(size_t(rows), 0);
   const AttentionShape shape{d, std::get<0>(scale), std::get<1>(scale), fraction_bits};
   tier_named(tier).attend(shape, records.data(), queries.data(), visible.data(), rows, outs.data(),
-                          reinterpret_cast<void*>(at), &clipped);
+                          reinterpret_cast<void*>(at), clipped.data());
   return clipped;
 }
 
@@ -448,6 +464,9 @@ void bind_runner(nb::module_& m) {
       .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
       .def("residual", &PyRunner::residual)
+      .def("put", &PyRunner::put)
+      .def("pass_rows", &PyRunner::pass_rows)
+      .def("row_clipped", &PyRunner::row_clipped)
       .def("clipped", &PyRunner::clipped);
 }
 

@@ -8,7 +8,6 @@
 namespace headrace {
 namespace {
 
-constexpr int kUnitRows = 96;                  // a multiple of 12 and of 16
 constexpr size_t kUnitBytes = 512 * 1024;      // weights of a unit with many rows, so that they stay in a core's cache
 constexpr int kChunkRows = 16;                 // rows of a unit of SiLU
 constexpr int64_t kLog2e = 1512775;            // log2(e) * 2^20
@@ -182,7 +181,8 @@ int Mixture::open_projection(const WeightSpans& w) {
     const int each = divide_up(tiles, std::min(wanted, tiles));
     for (int tile = 0; tile < tiles; tile += each)
       for (int at = 0; at < p->count; at += kUnitRows)
-        units_.push_back({p->slot, p->at + at, std::min(kUnitRows, p->count - at), tile, std::min(each, tiles - tile)});
+        units_.push_back({p->slot, p->at + at, std::min(kUnitRows, p->count - at), tile, std::min(each, tiles - tile),
+                          p->first + at});
   }
   return int(units_.size());
 }

@@ -43,6 +43,7 @@ struct ExpertLayout {
   WeightSpans gate_up, down;
 };
 
+constexpr int kUnitRows = 96;     // of an expert that a unit takes, at most: a multiple of 12 and of 16
 constexpr int kForecastRows = 4;  // passes of more rows use most experts anyway
 
 struct MixtureShape {
@@ -51,9 +52,10 @@ struct MixtureShape {
 
 class Mixture {
  public:
-  // What one unit of a projection computes: rows [first_row, +rows) of the grouped rows, tiles [first_tile, +tiles).
+  // What one unit of a projection computes: rows [first_row, +rows) of the buffers, tiles [first_tile, +tiles).
   struct Unit {
     int slot, first_row, rows, first_tile, tiles;
+    int first_pair;  // grouped row that first_row holds
   };
 
   Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, const int32_t* sigmoid, int num_threads,
@@ -92,10 +94,14 @@ class Mixture {
   int open_projection(const WeightSpans& w);  // makes the units; returns how many
   int silu_units() const { return int(chunks_.size()); }
   void gather(int unit, const Activations& x);
+  // Projections count the clips of each row of their unit: clipped i64[unit_rows(unit)], zeros before.
   void gate_up(int unit, const ExpertLayout& layout, const Activations& x, int64_t* clipped);
   void silu(int unit, int64_t* scratch, int32_t* padded);
   void down(int unit, const ExpertLayout& layout, int64_t* clipped);
   void mix(int32_t* x, int row, int64_t* clipped);
+  int unit_rows(int unit) const { return units_[size_t(unit)].rows; }
+  // The row of the pass that row `index` of a unit belongs to.
+  int row_of(int unit, int index) const { return row_of_[size_t(units_[size_t(unit)].first_pair + index)]; }
 
   // Bytes of what depends on the rows of a pass.
   size_t nbytes() const;

@@ -72,12 +72,13 @@ struct AttentionShape {
   int32_t fraction_bits;
 };
 
-// One instruction set. `clipped` counters are added to, never reset.
+// One instruction set. `clipped` counters are added to, never reset; where a call has several vectors or queries, each
+// has a counter of its own.
 struct Tier {
   const char* name;
 
   // R3: y[m][16 t ...] for vectors [m_begin, m_end) and row tiles [t_begin, t_end); rows >= n are not
-  // written. out = saturate(acc + bias + (residual ? y : 0)).
+  // written. out = saturate(acc + bias + (residual ? y : 0)). clipped i64[m_end - m_begin].
   void (*project)(const PackedWeight& w, const Activations& x, int m_begin, int m_end, int t_begin, int t_end,
                   const int32_t* bias, bool residual, int32_t* y, ptrdiff_t y_stride, int fraction_bits,
                   int64_t* clipped);
@@ -100,7 +101,7 @@ struct Tier {
   void (*land)(uint8_t* tile, int slot, const int32_t* key, const int32_t* value, int head_dim, int fraction_bits);
 
   // R8: `rows` query heads that share one kv head: query i is q[i] (i32[head_dim]) and sees
-  // visible[i] >= 1 keys, key j in tiles[j / 16] slot j % 16; out[i] i32[head_dim].
+  // visible[i] >= 1 keys, key j in tiles[j / 16] slot j % 16; out[i] i32[head_dim]; clipped i64[rows].
   // scratch, 64-byte aligned, holds attend_scratch_bytes(rows, max visible, head_dim).
   void (*attend)(const AttentionShape& shape, const uint8_t* const* tiles, const int32_t* const* q, const int32_t* visible,
                  int rows, int32_t* const* out, void* scratch, int64_t* clipped);

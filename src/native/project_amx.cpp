@@ -156,7 +156,7 @@ void project_groups(const Call& c, int m_begin, int m_end, int t_begin, int t_en
 void project_amx(const PackedWeight& w, const Activations& x, int m_begin, int m_end, int t_begin, int t_end,
                  const int32_t* bias, bool residual, int32_t* y, ptrdiff_t y_stride, int fraction_bits,
                  int64_t* clipped) {
-  const Call call{w, x, shape_of(w), {bias, residual, y, y_stride, fraction_bits, clipped}};
+  const Call call{w, x, shape_of(w), {bias, residual, y, y_stride, fraction_bits, clipped, m_begin}};
   int m = m_begin;
   if (m_end - m >= kVectors && call.shape.blocks <= kOpenBlocks) {
     m += (m_end - m) / kVectors * kVectors;
@@ -166,7 +166,7 @@ void project_amx(const PackedWeight& w, const Activations& x, int m_begin, int m
     asm volatile("tilerelease" ::: "memory");
   }
   if (m < m_end)
-    project_avx512(w, x, m, m_end, t_begin, t_end, bias, residual, y, y_stride, fraction_bits, clipped);
+    project_avx512(w, x, m, m_end, t_begin, t_end, bias, residual, y, y_stride, fraction_bits, clipped + (m - m_begin));
 }
 
 }  // namespace headrace

@@ -105,7 +105,7 @@ struct Avx512 {
 void project_avx512(const PackedWeight& w, const Activations& x, int m_begin, int m_end, int t_begin, int t_end,
                     const int32_t* bias, bool residual, int32_t* y, ptrdiff_t y_stride, int fraction_bits,
                     int64_t* clipped) {
-  const Call call{w, x, shape_of(w), {bias, residual, y, y_stride, fraction_bits, clipped}};
+  const Call call{w, x, shape_of(w), {bias, residual, y, y_stride, fraction_bits, clipped, m_begin}};
   project_chunks<Avx512>(call, m_begin, m_end, t_begin, t_end);
 }
 

@@ -25,7 +25,8 @@ struct Output {
   int32_t* y;
   ptrdiff_t stride;
   int fraction_bits;
-  int64_t* clipped;
+  int64_t* clipped;  // of vector `first` and those after it
+  int first;
 };
 
 constexpr int kSumShift = 13;
@@ -97,7 +98,7 @@ inline void finish(const PackedWeight& w, const Shape& s, const Activations& x, 
   int64_t value = shift_round(sum * mantissa, -places);
   if (out.bias != nullptr) value += out.bias[row];
   if (out.residual) value += *y;
-  *y = saturate(value, out.clipped);
+  *y = saturate(value, out.clipped + (m - out.first));
 }
 
 // `finish` for the rows of one tile that exist.

@@ -69,7 +69,7 @@ void project_portable(const PackedWeight& w, const Activations& x, int m_begin, 
                       const int32_t* bias, bool residual, int32_t* y, ptrdiff_t y_stride, int fraction_bits,
                       int64_t* clipped) {
   const Shape s = shape_of(w);
-  const Output out{bias, residual, y, y_stride, fraction_bits, clipped};
+  const Output out{bias, residual, y, y_stride, fraction_bits, clipped, m_begin};
   for (int tile = t_begin; tile < t_end; ++tile)
     for (int m = m_begin; m < m_end; ++m) {
       int32_t acc[kTile], min_acc[kTile];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace headrace {
 
@@ -32,8 +33,9 @@ size_t attention_bytes(const ModelShape& shape, int max_positions) {
 }  // namespace
 
 struct Runner::Thread {
-  Thread(const ModelShape& shape, int widest, int max_positions)
-      : wide(size_t(std::max(std::max(widest, shape.expert_width), shape.head_dim))),
+  Thread(const ModelShape& shape, int widest, int max_positions, int capacity)
+      : clipped(size_t(capacity) * kNumSites),
+        wide(size_t(std::max(std::max(widest, shape.expert_width), shape.head_dim))),
         padded(size_t(std::max(shape.ffn_width, shape.expert_width)) * 2),
         logits(size_t(shape.num_experts) + 1),
         turn(size_t(shape.head_dim)),
@@ -46,7 +48,7 @@ struct Runner::Thread {
 
   Activations own(int k) { return {codes.data(), scales.data(), sums.data(), rounded.data(), &exponent, k}; }
 
-  int64_t clipped[kNumSites] = {0};
+  std::vector<int64_t> clipped;  // [rows of the pass][sites]
   std::vector<int64_t> wide;
   std::vector<int32_t> padded, logits, turn;
   std::vector<const uint8_t*> tiles;
@@ -77,13 +79,14 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
   sums_.resize(blocks + 64);
   rounded_.resize(blocks + 64);
   exponents_.resize(size_t(capacity));
+  origins_.resize(size_t(capacity));
   row_blocks_.reserve(size_t(capacity));
   if (shape.top_k > 0) {
     const MixtureShape mixture{shape.hidden,      shape.num_experts,  shape.top_k,
                                shape.expert_rows, shape.expert_width, shape.fraction_bits};
     mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, num_threads, capacity, max_pairs);
   }
-  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions));
+  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions, capacity));
 }
 
 Runner::~Runner() = default;
@@ -102,9 +105,32 @@ void Runner::add(const Operation& given) {
 }
 
 int64_t Runner::clipped(int site) const {
-  int64_t sum = 0;
-  for (const auto& thread : threads_) sum += thread->clipped[site];
+  int64_t sum = clipped_before_[site];
+  for (int row = 0; row < pass_rows_; ++row) sum += clipped(row, site);
   return sum;
+}
+
+int64_t Runner::clipped(int row, int site) const {
+  int64_t sum = 0;
+  for (const auto& thread : threads_) sum += thread->clipped[size_t(row) * kNumSites + site];
+  return sum;
+}
+
+int64_t* Runner::clips(Thread& t, int row, Site site) {
+  return t.clipped.data() + size_t(origins_[size_t(row)]) * kNumSites + site;
+}
+
+void Runner::begin_pass(int rows) {
+  for (int site = 0; site < kNumSites; ++site) clipped_before_[site] = clipped(site);
+  for (auto& thread : threads_) std::fill_n(thread->clipped.begin(), size_t(pass_rows_) * kNumSites, 0);
+  std::iota(origins_.begin(), origins_.begin() + rows, 0);
+  rows_ = pass_rows_ = rows;
+  if (mixture_) mixture_->begin();
+}
+
+void Runner::put(const int32_t* x, int rows) {
+  begin_pass(rows);
+  std::memmove(row_of(kX, 0), x, size_t(rows) * shape_.hidden * sizeof(int32_t));  // may be what `residual` gave
 }
 
 Activations Runner::activations(int k) {
@@ -131,10 +157,7 @@ int Runner::run(int begin, int end, const Batch& batch) {
   ++run_;
   stopped_ = end;
   part_ = false;
-  if (begin == 0) {
-    rows_ = batch.rows;
-    if (mixture_) mixture_->begin();
-  }
+  if (begin == 0) begin_pass(batch.rows);
   make_row_blocks();
   pool_.run(begin, end);
   return stopped_;
@@ -191,11 +214,10 @@ void Runner::run(int stage, int unit, int thread) {
     case Kind::kSelect: return select();
     case Kind::kRoute: return for_rows(unit, t, &Runner::route, op);
     case Kind::kGather: return mixture_->gather(unit, activations(shape_.hidden));
-    case Kind::kExpertGateUp:
-      return mixture_->gate_up(unit, op.layout, activations(shape_.hidden), &t.clipped[kSiteProject]);
+    case Kind::kExpertGateUp: return project_experts(op, unit, t);
     case Kind::kExpertSilu:
       return mixture_->silu(unit, t.wide.data(), t.padded.data());
-    case Kind::kExpertDown: return mixture_->down(unit, op.layout, &t.clipped[kSiteProject]);
+    case Kind::kExpertDown: return project_experts(op, unit, t);
     case Kind::kMix: return for_rows(unit, t, &Runner::mix, op);
     case Kind::kAddShared: return for_rows(unit, t, &Runner::add_shared, op);
     default: return for_rows(unit, t, &Runner::produce_row, op);
@@ -228,14 +250,14 @@ void Runner::produce(const Operation& op, Thread& t, int row, const Activations&
 }
 
 void Runner::embed(const Operation& op, Thread& t, int row) {
-  tier_.embed(op.weight, batch_.tokens[row], shape_.fraction_bits, row_of(kX, row), &t.clipped[kSiteEmbed]);
+  tier_.embed(op.weight, batch_.tokens[row], shape_.fraction_bits, row_of(kX, row), clips(t, row, kSiteEmbed));
 }
 
 void Runner::head_norm(const Operation& op, Thread& t, int row) {
   const int size = op.width * shape_.head_dim;
   int32_t* first = row_of(kQkv, row) + ptrdiff_t(op.first) * shape_.head_dim;
   for (int i = 0; i < op.count; ++i) {
-    tier_.norm_rescale(first + ptrdiff_t(i) * size, size, op.gain, shape_.fraction_bits, &t.clipped[kSiteHeadNorm]);
+    tier_.norm_rescale(first + ptrdiff_t(i) * size, size, op.gain, shape_.fraction_bits, clips(t, row, kSiteHeadNorm));
   }
 }
 
@@ -244,7 +266,7 @@ void Runner::land(const Operation& op, Thread& t, int row) {
   tier_.rotary(tables_.rope, d, position, t.turn.data());
   int32_t* heads = row_of(kQkv, row);
   for (int h = 0; h < shape_.num_heads + shape_.num_kv_heads; ++h) {
-    tier_.rope(heads + ptrdiff_t(h) * d, d, t.turn.data(), &t.clipped[h < shape_.num_heads ? kSiteRopeQ : kSiteRopeK]);
+    tier_.rope(heads + ptrdiff_t(h) * d, d, t.turn.data(), clips(t, row, h < shape_.num_heads ? kSiteRopeQ : kSiteRopeK));
   }
   const int32_t* keys = heads + shape_.q_size();
   const int32_t* values = keys + ptrdiff_t(shape_.num_kv_heads) * d;
@@ -272,7 +294,7 @@ void Runner::silu_mul(const Operation& op, Thread& t, int row, const Activations
 
 void Runner::route(const Operation& op, Thread& t, int row) {
   tier_.route(row_of(kX, row), op.gain, shape_.fraction_bits, op.router, t.logits.data(),
-              reinterpret_cast<int32_t*>(t.wide.data()), &t.clipped[kSiteRouter]);
+              reinterpret_cast<int32_t*>(t.wide.data()), clips(t, row, kSiteRouter));
   mixture_->choose(op.layer, row, t.logits.data(), op.normalise, op.gate);
   if (!guesses(op)) return;
   int64_t ignored = 0;
@@ -295,19 +317,32 @@ int Runner::expert_units(const Operation& op) {
   }
 }
 
+void Runner::project_experts(const Operation& op, int unit, Thread& t) {
+  int64_t clipped[kUnitRows];
+  const int rows = mixture_->unit_rows(unit);
+  std::fill_n(clipped, rows, 0);
+  if (op.kind == Kind::kExpertGateUp) {
+    mixture_->gate_up(unit, op.layout, activations(shape_.hidden), clipped);
+  } else {
+    mixture_->down(unit, op.layout, clipped);
+  }
+  for (int i = 0; i < rows; ++i) *clips(t, mixture_->row_of(unit, i), kSiteProject) += clipped[i];
+}
+
 void Runner::mix(const Operation&, Thread& t, int row) {
-  mixture_->mix(row_of(kX, row), row, &t.clipped[kSiteExperts]);
+  mixture_->mix(row_of(kX, row), row, clips(t, row, kSiteExperts));
 }
 
 void Runner::add_shared(const Operation&, Thread& t, int row) {
   tier_.add_shared(row_of(kX, row), row_of(kShared, row), mixture_->gate(row), tables_.sigmoid, shape_.fraction_bits,
-                   shape_.hidden, &t.clipped[kSiteShared]);
+                   shape_.hidden, clips(t, row, kSiteShared));
 }
 
 // logit_rows rise, so a row is never overwritten before it is copied.
 void Runner::select() {
   for (int i = 0; i < batch_.num_logit_rows; ++i) {
     std::memmove(row_of(kX, i), row_of(kX, batch_.logit_rows[i]), size_t(shape_.hidden) * 4);
+    origins_[size_t(i)] = origins_[size_t(batch_.logit_rows[i])];
   }
   rows_ = batch_.num_logit_rows;
 }
@@ -326,20 +361,27 @@ Runner::Split Runner::split(const Operation& op) const {
   return {kProjectRows, a_block, row_blocks, divide_up(tiles, a_block)};
 }
 
+// What a projection reads. Of a single row each thread makes it for itself.
+Activations Runner::vectors(const Operation& op, int stage, Thread& t) {
+  if (rows_ != 1 || op.producer < 0) return activations(op.weight.k);
+  const Activations x = t.own(op.weight.k);
+  if (t.made_run != run_ || t.made_stage != stage) produce(ops_[op.producer], t, 0, x, 0);
+  t.made_run = run_;
+  t.made_stage = stage;
+  return x;
+}
+
 void Runner::project(const Operation& op, int stage, int unit, Thread& t) {
   const Split by = split(op);
   const int first_row = unit % by.row_blocks * by.rows, first_tile = unit / by.row_blocks * by.tiles;
-  Activations x = activations(op.weight.k);
-  if (rows_ == 1 && op.producer >= 0) {
-    x = t.own(op.weight.k);
-    if (t.made_run != run_ || t.made_stage != stage) produce(ops_[op.producer], t, 0, x, 0);
-    t.made_run = run_;
-    t.made_stage = stage;
-  }
-  tier_.project(op.weight, x, first_row, std::min(rows_, first_row + by.rows), first_tile,
+  const int end_row = std::min(rows_, first_row + by.rows);
+  int64_t clipped[kProjectRows];
+  std::fill_n(clipped, end_row - first_row, 0);
+  tier_.project(op.weight, vectors(op, stage, t), first_row, end_row, first_tile,
                 std::min(divide_up(op.weight.n, kTile), first_tile + by.tiles), op.bias, op.residual,
-                buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits,
-                &t.clipped[op.residual ? kSiteResidual : kSiteProject]);
+                buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits, clipped);
+  const Site site = op.residual ? kSiteResidual : kSiteProject;
+  for (int row = first_row; row < end_row; ++row) *clips(t, row, site) += clipped[row - first_row];
 }
 
 // ---- attention -----------------------------------------------------------------------------------------
@@ -397,14 +439,17 @@ void Runner::attend_heads(const Operation& op, Thread& t, const RowBlock& block,
   const int32_t* q[kMaxQueries];
   int32_t* out[kMaxQueries];
   int32_t visible[kMaxQueries];
-  int count = 0;
+  int rows[kMaxQueries], count = 0;
   for (int row = block.first; row <= last; ++row) {
     for (int head = first_head; head < first_head + num_heads; ++head) {
       q[count] = row_of(kQkv, row) + ptrdiff_t(head) * d;
       out[count] = row_of(kMixed, row) + ptrdiff_t(head) * d;
+      rows[count] = row;
       visible[count++] = batch_.positions[row] + 1;
       if (count < kMaxQueries && !(row == last && head == first_head + num_heads - 1)) continue;
-      tier_.attend(attention, t.tiles.data(), q, visible, count, out, aligned(t.scratch), &t.clipped[kSiteAttention]);
+      int64_t clipped[kMaxQueries] = {0};
+      tier_.attend(attention, t.tiles.data(), q, visible, count, out, aligned(t.scratch), clipped);
+      for (int i = 0; i < count; ++i) *clips(t, rows[i], kSiteAttention) += clipped[i];
       count = 0;
     }
   }

@@ -92,10 +92,15 @@ class Runner : private Job {
   void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
   Mixture* mixture() { return mixture_.get(); }
 
+  // Makes i32[rows, hidden] the X of a new pass: runs may follow that begin where nothing but X is needed.
+  void put(const int32_t* x, int rows);
+  int pass_rows() const { return pass_rows_; }
+
   const int32_t* residual() const { return buffers_[kX].data(); }
   const int32_t* logits() const { return buffers_[kLogits].data(); }
   int num_ops() const { return int(ops_.size()); }
-  int64_t clipped(int site) const;
+  int64_t clipped(int site) const;           // since the runner was made
+  int64_t clipped(int row, int site) const;  // of a row of the pass, whatever Select has left of it
 
  private:
   struct Thread;
@@ -106,6 +111,8 @@ class Runner : private Job {
     int rows, tiles, row_blocks, tile_blocks;
   };
 
+  void begin_pass(int rows);
+  int64_t* clips(Thread& t, int row, Site site);
   int units(int stage) override;
   int after(int stage) override;
   void run(int stage, int unit, int thread) override;
@@ -121,11 +128,13 @@ class Runner : private Job {
   void route(const Operation& op, Thread& t, int row);
   void mix(const Operation& op, Thread& t, int row);
   void add_shared(const Operation& op, Thread& t, int row);
+  void project_experts(const Operation& op, int unit, Thread& t);
   bool guesses(const Operation& op) const { return lookahead_ && op.ahead_layer >= 0 && rows_ <= kForecastRows; }
   int expert_units(const Operation& op);
   void select();
 
   Split split(const Operation& op) const;
+  Activations vectors(const Operation& op, int stage, Thread& t);
   void project(const Operation& op, int stage, int unit, Thread& t);
 
   void make_row_blocks();
@@ -149,13 +158,16 @@ class Runner : private Job {
   std::vector<int8_t> codes_;
   std::vector<int16_t> scales_, sums_, rounded_;
   std::vector<int32_t> exponents_;
+  std::vector<int32_t> origins_;  // [capacity]: the row of the batch that a row is
 
   std::unique_ptr<Mixture> mixture_;
   bool lookahead_ = false, watched_ = false;
 
   // Of the current run.
   Batch batch_{};
+  int pass_rows_ = 0;
   int rows_ = 0;  // fewer after a Select
+  int64_t clipped_before_[kNumSites] = {0};  // by the passes before
   int64_t run_ = 0;
   int stopped_ = 0;
   bool next_group_ = false;  // the stages of experts are gone through once more

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "../../src/native/project.h"
@@ -112,11 +113,13 @@ struct Case {
   }
   int stride() const { return (n + 15) / 16 * 16; }
 
-  std::vector<int32_t> run(Project project, bool residual, int64_t* clipped) {
+  // Clips of each vector are counted apart.
+  std::vector<int32_t> run(Project project, bool residual, std::vector<int64_t>* clipped) {
+    clipped->assign(size_t(m), 0);
     std::vector<int32_t> y(size_t(m) * stride());
     for (size_t i = 0; i < y.size(); ++i) y[i] = int32_t(i * 2654435761u) >> 4;
     project(weight(), vectors(), 0, m, 0, stride() / 16, bias.empty() ? nullptr : bias.data(), residual, y.data(),
-            stride(), 16, clipped);
+            stride(), 16, clipped->data());
     return y;
   }
 };
@@ -143,11 +146,10 @@ int check() {
   for (int i = 0; i < kCases; ++i) {
     Case c = random_case(i);
     const bool residual = pick(0, 1);
-    int64_t expected_clips = 0;
+    std::vector<int64_t> expected_clips, clips;
     const std::vector<int32_t> expected = c.run(project_portable, residual, &expected_clips);
-    digest = hash(digest, expected) + uint64_t(expected_clips);
+    digest = hash(digest, expected) + uint64_t(std::accumulate(expected_clips.begin(), expected_clips.end(), int64_t(0)));
     for (const Kernel& kernel : kernels()) {
-      int64_t clips = 0;
       if (c.run(kernel.run, residual, &clips) == expected && clips == expected_clips) continue;
       ++failures;
       std::printf("%s differs: case %d, %d x %d x %d, %d bits, group %d\n", kernel.name, i, c.m, c.n, c.k, c.bits, c.group);
@@ -163,7 +165,7 @@ int bench(const Kernel& kernel, int m, int n, int k, int bits, int group, bool m
   std::vector<double> seconds;
   for (double total = 0; total < 1 || seconds.size() < 5; total += seconds.back()) {
     const auto begin = std::chrono::steady_clock::now();
-    int64_t clipped = 0;
+    std::vector<int64_t> clipped;
     c.run(kernel.run, false, &clipped);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }

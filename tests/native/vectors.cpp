@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <sstream>
 
 #include "../../src/native/tiers.h"
@@ -212,11 +213,11 @@ void attend(const Tier& t, const Case& c, Sha256* sha) {
   std::vector<uint8_t> scratch(attend_scratch_bytes(rows, keys, d) + 64);
   uint8_t* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
   const std::map<int, std::pair<int, int>> scales = {{32, {547683195, -31}}, {64, {774541002, -32}}, {96, {632410080, -32}}, {128, {547683195, -32}}, {256, {774541002, -33}}};
-  int64_t clipped = 0;
+  std::vector<int64_t> clips(size_t(rows), 0);
   t.attend({d, scales.at(d).first, scales.at(d).second, f}, tiles.data(), q_at.data(), visible.data(), rows, out_at.data(),
-           aligned, &clipped);
+           aligned, clips.data());
   for (const auto& row : out) add(sha, row);
-  add(sha, clipped);
+  add(sha, std::accumulate(clips.begin(), clips.end(), int64_t(0)));
 }
 
 void silu_mul(const Tier& t, const Case& c, Sha256* sha) {
@@ -249,10 +250,10 @@ void project(const Tier& t, const Case& c, Sha256* sha) {
     t.quantize_i32(as<int32_t>(vector(24, k, 31 * i)).data(), -16, x.view(), i);
     for (int64_t v : painted(n, -(1 << 22), 1 << 22, 37 * i)) y.push_back(int32_t(v));
   }
-  int64_t clipped = 0;
-  t.project(w.view, x.view(), 0, rows, 0, (n + 15) / 16, bias.data(), true, y.data(), n, 16, &clipped);
+  std::vector<int64_t> clips(size_t(rows), 0);
+  t.project(w.view, x.view(), 0, rows, 0, (n + 15) / 16, bias.data(), true, y.data(), n, 16, clips.data());
   add(sha, y);
-  add(sha, clipped);
+  add(sha, std::accumulate(clips.begin(), clips.end(), int64_t(0)));
 }
 
 using Operation = void (*)(const Tier&, const Case&, Sha256*);

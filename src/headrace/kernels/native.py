@@ -18,6 +18,7 @@ from headrace.arith.sampling import Draw, Logits
 from headrace.errors import ExpertReadError
 from headrace.kernels import _native
 from headrace.kernels import program as p
+from headrace.kernels.workspace import check_rows
 
 I16 = NDArray[np.int16]
 I32 = NDArray[np.int32]
@@ -138,8 +139,17 @@ class NativeRunner:
     def residual(self, rows: int) -> NDArray[np.int32]:
         return self._open.residual()[:rows]
 
+    def put(self, rows: I32) -> None:
+        check_rows(rows, self._program.shape.hidden, self.capacity)
+        self._open.put(np.ascontiguousarray(rows))
+
     def saturations(self) -> Mapping[str, int]:
         return dict(zip(p.SITES, self._open.clipped(), strict=True))
+
+    def row_saturations(self) -> NDArray[np.int64]:
+        out = np.zeros((self._open.pass_rows(), len(p.SITES)), np.int64)
+        self._open.row_clipped(out)
+        return out
 
     def close(self) -> None:
         self._runner = None

@@ -15,7 +15,7 @@ experts do not all have a slot, and is resumed there once they have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -308,6 +308,24 @@ class ExpertSlots:
 
 
 EMPTY, READING, READY, FAILED = range(4)
+MAX_TASKS = 256  # of one call of a hook
+
+
+@dataclass(frozen=True)
+class ParallelFor:
+    """A host's parallel-for, which computes blocks of rows of a projection on threads of its own.
+
+    run(task_count, task) calls task(index) exactly once for each index in [0, task_count), in any order, from any
+    threads at once, and returns when they have returned. Tasks release the GIL while they compute; a thread that calls
+    one needs 1 MiB of stack. A task that is called once `run` has returned raises ParallelForError and does nothing.
+    max_tasks: 0 to MAX_TASKS; with 0 or 1, `run` is never called. matvec: also cut the projections of one row.
+    """
+
+    run: Callable[[int, Callable[[int], None]], None]
+    max_tasks: int
+    matvec: bool = False
+
+
 FORECAST_ROWS = 4  # passes of more rows use most experts anyway
 
 
@@ -361,8 +379,23 @@ class Runner(Protocol):
     def residual(self, rows: int) -> NDArray[np.int32]:
         """The first `rows` rows of X, [rows, hidden]; valid until the next run."""
 
+    def put(self, rows: NDArray[np.int32]) -> None:
+        """Make i32[rows, hidden] the X of a new pass of 1 to `capacity` rows.
+
+        Runs may follow that begin at a mark, or wherever nothing but X is needed, with a batch of as many rows, of which
+        tokens are then not read. So a pass can be paused at a mark by `residual`, before `Select` leaves rows out, and
+        go on in another batch, runner, tier and number of threads: what follows depends on each row of X and on its own
+        sequence alone. Raises InputError where the shape is another.
+        """
+
     def saturations(self) -> Mapping[str, int]:
         """How many values were clipped since the runner was made, by site."""
+
+    def row_saturations(self) -> NDArray[np.int64]:
+        """Clips of each row of the batch in this pass, i64[rows, len(SITES)]: since `put`, or a run from 0, was called.
+
+        A row keeps its place when `Select` leaves others out. Guesses of `lookahead` are not counted.
+        """
 
     def close(self) -> None:
         """Release threads and memory; the runner is unusable afterwards."""

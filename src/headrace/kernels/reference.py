@@ -12,6 +12,7 @@ from headrace.arith import numbers, ops, sampling
 from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
+from headrace.kernels.workspace import check_rows
 
 Int = NDArray[np.int64]
 
@@ -37,13 +38,15 @@ class ReferenceRunner:
         self._program = program
         self._shape = shape
         self._weights: dict[int, ops.Weight] = {}
-        self._sites = dict.fromkeys(p.SITES, 0)
         widths = (shape.hidden, shape.qkv_size, shape.q_size, 2 * shape.ffn_rows)
         self._buffers = [np.zeros((capacity, w), np.int64) for w in widths]
         self._buffers.append(np.zeros((logit_capacity, shape.vocab), np.int64))
         self._buffers.append(np.zeros((capacity, shape.hidden), np.int64))
         self._active: list[ops.Block] = []
         self._rows = 0
+        self._clips = np.zeros((0, len(p.SITES)), np.int64)  # of each row of the pass, by site
+        self._clips_before = np.zeros(len(p.SITES), np.int64)  # of the passes before
+        self._origins: list[int] = []  # which row of the batch a row is
         self._slots: p.ExpertSlots | None = None
         self._chosen = np.zeros((0, shape.top_k), np.int64)
         self._shares = np.zeros((0, shape.top_k), np.int64)
@@ -57,14 +60,22 @@ class ReferenceRunner:
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         if begin == 0:
-            self._rows = len(batch.tokens)
-            self._guessed_layer = -1
+            self._begin_pass(len(batch.tokens))
+        if len(batch.tokens) != len(self._clips):
+            raise ValueError("the batch has not as many rows as the pass")
         for index in range(begin, end):
             op = self._program.ops[index]
             self._step(op, batch, cache)
             if isinstance(op, p.Route) and self._lacks_slots(op):
                 return index + 1
         return end
+
+    def _begin_pass(self, rows: int) -> None:
+        self._rows = rows
+        self._clips_before += self._clips.sum(axis=0)
+        self._clips = np.zeros((rows, len(p.SITES)), np.int64)
+        self._origins = list(range(rows))
+        self._guessed_layer = -1
 
     def bind_slots(self, slots: p.ExpertSlots) -> None:
         self._slots = slots
@@ -107,8 +118,17 @@ class ReferenceRunner:
     def residual(self, rows: int) -> NDArray[np.int32]:
         return self._buffers[p.Buffer.X][:rows].astype(np.int32)
 
+    def put(self, rows: NDArray[np.int32]) -> None:
+        check_rows(rows, self._shape.hidden, self.capacity)
+        self._begin_pass(len(rows))
+        self._buffers[p.Buffer.X][: len(rows)] = rows
+
     def saturations(self) -> Mapping[str, int]:
-        return dict(self._sites)
+        counts = self._clips_before + self._clips.sum(axis=0)
+        return dict(zip(p.SITES, counts.tolist(), strict=True))
+
+    def row_saturations(self) -> NDArray[np.int64]:
+        return self._clips.copy()
 
     def close(self) -> None:
         self._weights.clear()
@@ -144,6 +164,7 @@ class ReferenceRunner:
             case p.Select():
                 rows = self._buffers[p.Buffer.X][batch.logit_rows]
                 self._rows = len(rows)
+                self._origins = [self._origins[row] for row in batch.logit_rows.tolist()]
                 self._buffers[p.Buffer.X][: self._rows] = rows
 
     def _rows_of(self, buffer: p.Buffer) -> Int:
@@ -154,15 +175,15 @@ class ReferenceRunner:
             self._weights[id(weight)] = unpack(weight)
         return self._weights[id(weight)]
 
-    def _count(self, site: str, result: ops.Saturated) -> Int:
-        self._sites[site] += result.clipped
+    def _count(self, site: str, row: int, result: ops.Saturated) -> Int:
+        self._clips[self._origins[row], p.SITES.index(site)] += result.clipped
         return result.values
 
     def _embed(self, weight: ops.Weight, batch: p.Batch) -> None:
         f = self._shape.fraction_bits
         for row, token in enumerate(batch.tokens):
             value = ops.embed(weight, int(token), f)
-            self._buffers[p.Buffer.X][row] = self._count("embed", value)
+            self._buffers[p.Buffer.X][row] = self._count("embed", row, value)
 
     def _norm(self, row: Int, gain: p.Gain) -> ops.Block:
         values, exponent = self._rms(row, gain)
@@ -179,14 +200,15 @@ class ReferenceRunner:
         for row, x in enumerate(self._active):
             held = target[row] if op.residual else None
             out = ops.project(x, weight, self._shape.fraction_bits, bias, held)
-            target[row, : op.weight.n] = self._count("residual" if op.residual else "project", out)
+            site = "residual" if op.residual else "project"
+            target[row, : op.weight.n] = self._count(site, row, out)
 
     def _head_norm(self, op: p.HeadNorm) -> None:
         start, size = op.first_head * self._shape.head_dim, op.width * self._shape.head_dim
-        for row in self._rows_of(p.Buffer.QKV):
-            for part in row[start : start + op.count * size].reshape(op.count, size):
+        for row, x in enumerate(self._rows_of(p.Buffer.QKV)):
+            for part in x[start : start + op.count * size].reshape(op.count, size):
                 scaled = ops.rescale(*self._rms(part, op.gain), self._shape.fraction_bits)
-                part[:] = self._count("head_norm", scaled)
+                part[:] = self._count("head_norm", row, scaled)
 
     def _land(self, layer: int, batch: p.Batch, cache: NDArray[np.uint8]) -> None:
         s = self._shape
@@ -196,7 +218,7 @@ class ReferenceRunner:
             turn = ops.rotary(self._program.rope_low, self._program.rope_high, position)
             for h in range(s.num_heads + s.num_kv_heads):
                 site = "rope_q" if h < s.num_heads else "rope_k"
-                heads[h] = self._count(site, ops.rope(heads[h], *turn))
+                heads[h] = self._count(site, row, ops.rope(heads[h], *turn))
             for h in range(s.num_kv_heads):
                 key, value = (
                     ops.quantize(heads[s.num_heads + i * s.num_kv_heads + h], -s.fraction_bits)
@@ -234,7 +256,8 @@ class ReferenceRunner:
                 values = _join([t.values() for t in tiles], visible)
                 for h in range(kv * shared, (kv + 1) * shared):
                     q = x.reshape(-1, s.head_dim)[h]
-                    out[h] = self._count("attention", ops.attend(q, keys, values, s.fraction_bits))
+                    mixed = ops.attend(q, keys, values, s.fraction_bits)
+                    out[h] = self._count("attention", row, mixed)
 
     def _silu(self, row: Int, rows: int) -> ops.Block:
         f = self._shape.fraction_bits
@@ -253,8 +276,8 @@ class ReferenceRunner:
 
     def _route(self, op: p.Route) -> None:
         f, chosen, gates = self._shape.fraction_bits, [], []
-        for row in self._rows_of(p.Buffer.X):
-            logits = self._count("router", self._router_logits(row, op.gain, op.router))
+        for row, x in enumerate(self._rows_of(p.Buffer.X)):
+            logits = self._count("router", row, self._router_logits(x, op.gain, op.router))
             gates.append(logits[self._shape.num_experts :])
             logits = logits[: self._shape.num_experts]
             chosen.append(ops.choose_experts(logits, op.top_k, op.normalise, f))
@@ -294,23 +317,24 @@ class ReferenceRunner:
         self._uses += 1
         gate_up, down = unpack_expert(slots.memory[slot], op.layout)
         for row in np.flatnonzero((self._chosen == expert).any(axis=1)).tolist():
-            wide = self._count("project", ops.project(self._active[row], gate_up, f))
+            wide = self._count("project", row, ops.project(self._active[row], gate_up, f))
             inner = self._silu(wide, self._shape.expert_rows)
             out = ops.project(inner, down, f - numbers.EXPERT_HEADROOM)
-            self._outputs[row, expert] = self._count("project", out)
+            self._outputs[row, expert] = self._count("project", row, out)
 
     def _mix(self) -> None:
         rows = self._rows_of(p.Buffer.X)
         for row, (chosen, shares) in enumerate(zip(self._chosen, self._shares, strict=True)):
             outputs = np.stack([self._outputs[row, int(e)] for e in chosen])
-            rows[row] = self._count("experts", ops.mix_experts(rows[row], outputs, shares))
+            mixed = ops.mix_experts(rows[row], outputs, shares)
+            rows[row] = self._count("experts", row, mixed)
         self._outputs.clear()
 
     def _add_shared(self) -> None:
         f, table = self._shape.fraction_bits, self._program.sigmoid
         rows, shared = self._rows_of(p.Buffer.X), self._rows_of(p.Buffer.SHARED)
-        for row, output, gate in zip(rows, shared, self._gates, strict=True):
-            row[:] = self._count("shared", ops.add_shared(row, output, gate, table, f))
+        for row, (x, output, gate) in enumerate(zip(rows, shared, self._gates, strict=True)):
+            x[:] = self._count("shared", row, ops.add_shared(x, output, gate, table, f))
 
 
 def _join(parts: list[ops.Keys], count: int) -> ops.Keys:
