@@ -20,7 +20,7 @@ from headrace.embed.errors import (
 from headrace.embed.model import Model
 from headrace.embed.outcome import DeadEnd, Gone, MidToken, Outcome, Refused, Token
 from headrace.embed.sequence import Sequence
-from headrace.embed.workspace import Workspace, added
+from headrace.embed.workspace import Workspace
 from headrace.engine.damped import DampedParams
 from headrace.errors import SettingError
 
@@ -181,9 +181,9 @@ class _Step:
         with space.over(group[0].pool):
             batch = space.batch([(s, [int(s.memory.tokens[s.length])]) for s in group])
             rows, clips = space.layers(begin, end, batch, _residuals(group))
-        for sequence, row in zip(group, rows, strict=True):
+        for sequence, row, clipped in zip(group, rows, clips, strict=True):
             sequence.advanced(end, row)
-        added(group, clips)
+            sequence.count(clipped)
 
     def finish(self) -> None:
         """The next tokens of the sequences that are ready for them; all or, where the pass fails, none."""
@@ -205,7 +205,7 @@ class _Step:
         for row, (index, allowed) in enumerate(masks.items()):
             self.outcomes[index] = self._choose(ready[row], logits[row], allowed)
             if isinstance(self.outcomes[index], Token):
-                added(ready[row : row + 1], clips[row : row + 1])
+                ready[row].count(clips[row])
 
     def _choose(
         self, sequence: Sequence, logits: NDArray[np.int32], allowed: NDArray[np.bool_] | None

@@ -114,7 +114,7 @@ def _read_chunks(line: Timeline, ids: list[int], workspace: Workspace, content: 
         batch = workspace.batch([(line, part)])
         last = at + step >= len(due)
         rows, clips = workspace.layers(0, layers, batch, line.memory.residual, admit=last)
-        line.memory.clips += clips.sum(axis=0)
+        line.count(clips.sum(axis=0))
         if line.pending:
             line.settle(rows[0])
             part = part[1:]

@@ -249,6 +249,10 @@ class Timeline:
         if depth == self.model.num_layers:
             self.settle(residual)
 
+    def count(self, clips: NDArray[np.int64]) -> None:
+        """Values were clipped, i64[sites]."""
+        np.add(self.memory.clips, clips, out=self.memory.clips)
+
     @property
     def answer(self) -> NDArray[np.int32]:
         """The generated tokens, i32[any]."""

@@ -27,7 +27,7 @@ from headrace.embed.pool import KVPool
 from headrace.embed.timeline import Timeline
 from headrace.engine.mixture import Mixture
 from headrace.errors import ParallelForError
-from headrace.kernels.program import SITES, Batch, ParallelFor, Runner
+from headrace.kernels.program import Batch, ParallelFor, Runner
 
 DEFAULT_BATCH = 8
 DEFAULT_CHUNK = 64
@@ -229,10 +229,3 @@ class Workspace:
 
     def _bound(self, lines: Sequence[Timeline]) -> dict[str, NDArray[np.int32]]:
         return {}
-
-
-def added(lines: Sequence[Timeline], clips: NDArray[np.int64]) -> None:
-    """Count what was clipped in each timeline's row."""
-    assert clips.shape == (len(lines), len(SITES))
-    for line, row in zip(lines, clips, strict=True):
-        line.memory.clips += row
