@@ -51,6 +51,27 @@ class FileError(InputError):
         self.cause = cause
 
 
+class AdapterShapeError(FileError):
+    """A tensor of an adapter does not fit its base; the message names it."""
+
+    code = "adapter_shape"
+
+
+class AdapterMismatchError(InputError):
+    """An adapter was converted for another base; the message has both identities."""
+
+    code = "adapter_mismatch"
+    http_status = 409
+
+    def __init__(self, path: str | Path, wanted: str, found: str) -> None:
+        super().__init__(
+            f"{path}: the adapter is for the model {wanted[:16]}, this is {found[:16]}",
+            hint="convert the adapter for this model",
+        )
+        self.wanted = wanted
+        self.found = found
+
+
 class UnsupportedError(InputError):
     """A well-formed thing that headrace does not implement; names it and what is supported."""
 

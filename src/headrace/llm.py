@@ -8,7 +8,7 @@ with them: a turn of a chat costs what is new in it. The answers are those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import locate
+from headrace.adapters import NamedAdapters, needed_bytes, open_adapters
+from headrace.artifact.adapter import Adapter, open_adapter
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.schemas import find_schema
 from headrace.completion import Answer, Completion
@@ -29,7 +31,7 @@ from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.prefix_tier import open_disk
 from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import HeadraceError, InputError, PromptSizeError, UnsupportedError
-from headrace.memory.facts import plan_model
+from headrace.memory.facts import kernel_threads, plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
 from headrace.options import CONSTRAINTS, GenerateOptions, How
@@ -69,6 +71,7 @@ class LLM:
         beside_bytes: int = 0,
         with_forecast: bool = True,
         prefix_disk: DiskOptions | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
@@ -77,7 +80,8 @@ class LLM:
         make room for. memory: all memory options in place of these two. trace_routes: a file that gets the experts
         that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
         with_forecast: whether a fitted forecast is used. prefix_disk:
-        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. Raises
+        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. adapters:
+        LoRA adapters by name, each an artifact of this model or a PEFT folder, which is converted. Raises
         MemoryBudgetError for what cannot fit.
         """
         if memory is None:
@@ -98,6 +102,7 @@ class LLM:
                 trace_routes,
                 prefix_disk,
                 beside_bytes,
+                open_adapters(adapters, self.artifact),
             )
         except BaseException as error:
             # Whoever keeps the error keeps its frames, and they this object: none of them may hold the model.
@@ -113,9 +118,12 @@ class LLM:
         trace_routes: Path | None,
         prefix_disk: DiskOptions | None,
         beside_bytes: int,
+        adapters: Mapping[str, Adapter],
     ) -> None:
+        machine = read_machine()
+        beside_bytes += needed_bytes(adapters, kernel_threads(threads, machine))
         self.plan = plan_model(
-            self.artifact, memory, read_machine(), threads=threads, beside_bytes=beside_bytes
+            self.artifact, memory, machine, threads=threads, beside_bytes=beside_bytes
         ).for_loading()
         self.tokenizer = _tokenizer(self.artifact)
         self._template = _template(self.artifact, self.tokenizer)
@@ -133,6 +141,7 @@ class LLM:
         try:
             if prefix_disk is not None and (disk := open_disk(prefix_disk)) is not None:
                 self.engine.attach_disk(disk)
+            self._adapters = NamedAdapters(self.engine, adapters, self.plan.ledger.headroom)
             self.engine.warm()
             self._governor = governor(self.plan, self.engine.experts)
         except BaseException:
@@ -232,12 +241,15 @@ class LLM:
 
     def _split(self, options: GenerateOptions) -> tuple[SamplingParams, How]:
         """Options as values. Raises SettingError, InputError or GrammarError."""
-        others = {*CONSTRAINTS, "speculate"}
+        others = {*CONSTRAINTS, "speculate", "adapter"}
         params = SamplingParams(**{k: v for k, v in options.items() if k not in others})  # type: ignore[arg-type]
         how: How = {"grammar": self._grammar(options)}
         if "speculate" in options:
             depth_of(options["speculate"])
             how["speculate"] = options["speculate"]
+        if (adapter := options.get("adapter")) is not None:
+            self._adapters.find(adapter)
+            how["adapter"] = adapter
         return params, how
 
     def _grammar(self, options: GenerateOptions) -> Grammar | None:
@@ -248,6 +260,23 @@ class LLM:
         if getattr(grammar, "vocabulary", None) is not self.tokenizer:
             raise InputError("the grammar is neither text nor compiled by this model")
         return grammar
+
+    def load_adapter(self, path: str | Path, name: str | None = None) -> str:
+        """Load a LoRA adapter beside the model: an artifact of it, or a PEFT folder, which is converted once.
+
+        Returns its name, the folder's unless one is given, for `adapter` of the generating methods. Raises InputError,
+        FileError, AdapterMismatchError, AdapterShapeError, MemoryBudgetError.
+        """
+        adapter = open_adapter(locate.locate_adapter(path, self.artifact), self.artifact)
+        name = Path(path).expanduser().resolve().name if name is None else name
+        with self._own_turn():
+            self._adapters.load(name, adapter)
+        return name
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter and its name. Raises InputError for a name that nothing has."""
+        with self._own_turn():
+            self._adapters.unload(name)
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of `text` alone; the names of control tokens in it are ordinary text."""
@@ -287,6 +316,11 @@ class LLM:
         return self.chat_ids([*messages, Message("user", as_text(prompt))])
 
     @property
+    def adapters(self) -> Mapping[str, str]:
+        """The adapters that are loaded: the identity of each one's content by its name."""
+        return self._adapters.identities()
+
+    @property
     def can_chat(self) -> bool:
         """Whether the model has a chat template."""
         return self._template is not None
@@ -321,10 +355,12 @@ class LLM:
         reuse: bool = True,
         grammar: Grammar | None = None,
         speculate: Speculate = DEFAULT_SPECULATE,
+        adapter: str | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `Engine.generate`."""
         depth_of(speculate)
-        return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, reuse)
+        self._adapters.find(adapter)
+        return self._pieces(token_ids(ids), sampling, continues, grammar, speculate, adapter, reuse)
 
     def _complete(
         self,
@@ -334,8 +370,9 @@ class LLM:
         continues: bool = False,
         grammar: Grammar | None = None,
         speculate: Speculate = DEFAULT_SPECULATE,
+        adapter: str | None = None,
     ) -> Completion:
-        with closing(self._pieces(ids, sampling, continues, grammar, speculate)) as pieces:
+        with closing(self._pieces(ids, sampling, continues, grammar, speculate, adapter)) as pieces:
             for _ in pieces:
                 pass
             return _ended(self.last)
@@ -347,6 +384,7 @@ class LLM:
         continues: bool,
         grammar: Grammar | None,
         speculate: Speculate,
+        adapter: str | None,
         reuse: bool = True,
     ) -> Generator[str, None, None]:
         with self._own_turn():
@@ -357,6 +395,7 @@ class LLM:
                 ids,
                 sampling,
                 cancel=self._cancelled.is_set,
+                adapter=self._adapters.find(adapter),
                 reuse=reuse,
                 constraint=None if grammar is None else grammar.start(),
                 speculate=speculate,

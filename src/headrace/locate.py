@@ -12,9 +12,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace import config
 from headrace.errors import FileError, InputError, UnknownModelError
+
+if TYPE_CHECKING:
+    from headrace.artifact.container import Artifact
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
@@ -50,6 +54,31 @@ def found(model: str | Path) -> Path | None:
         raise FileError(path, "open", "there is no such file or directory")
     ready = path if (path / _MANIFEST).is_file() else _converted(path)
     return ready if (ready / _MANIFEST).is_file() else None
+
+
+def locate_adapter(path: str | Path, base: Artifact, *, progress: Progress | None = None) -> Path:
+    """The folder of an adapter for `base`: an artifact, or a PEFT folder, which is converted once into the cache.
+
+    Raises FileError, UnsupportedError, AdapterShapeError.
+    """
+    from headrace.artifact.adapter import is_adapter
+    from headrace.artifact.adapter_convert import convert_adapter
+    from headrace.artifact.peft import is_peft
+
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise FileError(folder, "open", "there is no such file or directory")
+    if (folder / _MANIFEST).is_file() or is_adapter(folder):
+        return folder
+    if not is_peft(folder):
+        raise FileError(folder, "open", "is neither an adapter's artifact nor a PEFT folder")
+    target = config.load().home / "converted" / _cache_name(folder, base.identity)
+    if not (target / _MANIFEST).is_file():
+        if progress is not None:
+            progress(f"convert {folder.name}", 0, 1)
+        convert_adapter(folder, target, base)
+        _forget_older(target)
+    return target
 
 
 def compute_settings(threads: int | None, kernels: str | None) -> tuple[int | None, str | None]:
@@ -99,8 +128,10 @@ def _converted(path: Path) -> Path:
     return config.load().home / "converted" / _cache_name(path)
 
 
-def _cache_name(path: Path) -> str:
+def _cache_name(path: Path, base: str = "") -> str:
     """A name for the conversion of a file as it is now: the stem, a hash of the path, a hash of the file's facts.
+
+    base: the identity of the model that it is converted for, if for one.
 
     Another inode, size, time of writing or of change is another name.
     """
@@ -112,7 +143,7 @@ def _cache_name(path: Path) -> str:
         for f, s in stats
     )
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.stem)[:80].lstrip(".")
-    return f"{stem}-{_digest(str(resolved))}-{_digest(facts)}"
+    return f"{stem}-{_digest(str(resolved) + base)}-{_digest(facts)}"
 
 
 def _digest(text: str) -> str:

@@ -31,13 +31,14 @@ class GenerateOptions(SamplingOptions, total=False):
     """And what the answer has to be: at most one of schema, regex and grammar. See `LLM.compile`.
 
     speculate: how many tokens are drafted from the prompt and the answer and read along: a number, "auto" for as many
-    as pay, or "off". The answer is the same.
+    as pay, or "off". The answer is the same. adapter: the name of one that is loaded.
     """
 
     schema: Schema | None
     regex: str | None
     grammar: str | Grammar | None
     speculate: Speculate
+    adapter: str | None
 
 
 class How(TypedDict, total=False):
@@ -45,3 +46,4 @@ class How(TypedDict, total=False):
 
     grammar: Grammar | None
     speculate: Speculate
+    adapter: str | None

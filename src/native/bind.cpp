@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "bind_adapt.h"
 #include "bind_lanes.h"
 #include "draw.h"
 #include "runner.h"
@@ -101,6 +102,9 @@ class PyRunner {
     op.silu_rows = rows;
     runner_->add(op);
   }
+  void adapt(int target) { runner_->add_adapt(BufferId(target)); }
+  int load_adapter(const std::vector<PyPair>& pairs) { return headrace::load_adapter(*runner_, pairs); }
+  void unload_adapter(int number) { headrace::unload_adapter(*runner_, number); }
   void select() { runner_->add(Operation{Kind::kSelect}); }
   void add_shared() { runner_->add(Operation{Kind::kAddShared}); }
 
@@ -186,12 +190,15 @@ class PyRunner {
   int64_t waited() const { return runner_->mixture() ? runner_->mixture()->waited_ns() : 0; }
 
   int run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
-           std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache) {
+           std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache,
+          MaybeI32 adapters) {
     check(begin, end, tokens, positions, sequences, page_tables, logit_rows, cache);
     std::vector<const int32_t*> pages;
     for (const auto& table : page_tables) pages.push_back(table.data());
     const Batch batch{int(tokens.size()), tokens.data(), positions.data(), sequences.data(), pages.data(),
-                      int(logit_rows.size()), logit_rows.data(), cache.data()};
+                      int(logit_rows.size()), logit_rows.data(), cache.data(),
+                      adapters ? adapters->data() : nullptr};
+    if (adapters) check_adapters(*runner_, *adapters, pages.size());
     nb::gil_scoped_release release;
     return runner_->run(begin, end, batch);
   }
@@ -445,6 +452,9 @@ void bind_runner(nb::module_& m) {
       .def("quantize", &PyRunner::quantize)
       .def("silu_mul", &PyRunner::silu_mul)
       .def("select", &PyRunner::select)
+      .def("adapt", &PyRunner::adapt)
+      .def("load_adapter", &PyRunner::load_adapter)
+      .def("unload_adapter", &PyRunner::unload_adapter)
       .def("route", &PyRunner::route)
       .def("route_ahead", &PyRunner::route_ahead)
       .def("set_watched", &PyRunner::set_watched)
@@ -461,7 +471,8 @@ void bind_runner(nb::module_& m) {
       .def("failure", &PyRunner::failure)
       .def("expert_bytes", &PyRunner::expert_bytes)
       .def("waited", &PyRunner::waited)
-      .def("run", &PyRunner::run)
+      .def("run", &PyRunner::run, "begin"_a, "end"_a, "tokens"_a, "positions"_a, "sequences"_a, "page_tables"_a,
+           "logit_rows"_a, "cache"_a, "adapters"_a.none())
       .def("logits", &PyRunner::logits)
       .def("residual", &PyRunner::residual)
       .def("put", &PyRunner::put)

@@ -67,6 +67,7 @@ Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const
       shape_(shape),
       tables_(tables),
       widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab, shape.hidden},
+      adapters_(tier, num_threads, capacity),
       pool_(num_threads, *this) {
   for (int i = 0; i < kNumBuffers; ++i) {
     if (i == kShared && shape.top_k == 0) continue;
@@ -146,6 +147,21 @@ void Runner::add_experts(int layer, const ExpertLayout& layout) {
   }
 }
 
+void Runner::add_adapt(BufferId target) {
+  Operation op{Kind::kAdaptDown};
+  op.weight = ops_.back().weight;
+  op.producer = ops_.back().producer;
+  op.target = target;
+  add(op);
+  op.kind = Kind::kAdaptUp;
+  add(op);
+}
+
+const PackedWeight* Runner::adapted(int op) const {
+  const bool is = op >= 0 && op < num_ops() && ops_[op].kind == Kind::kAdaptDown;
+  return is ? &ops_[op].weight : nullptr;
+}
+
 void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {
   ops_.back().ahead_layer = layer;
   ops_.back().ahead_gain = gain;
@@ -159,6 +175,7 @@ int Runner::run(int begin, int end, const Batch& batch) {
   part_ = false;
   if (begin == 0) begin_pass(batch.rows);
   make_row_blocks();
+  adapters_.begin(batch);
   pool_.run(begin, end);
   return stopped_;
 }
@@ -189,6 +206,8 @@ int Runner::units(int stage) {
   switch (op.kind) {
     case Kind::kSelect: return 1;
     case Kind::kAttend: return attend_units();
+    case Kind::kAdaptDown: return adapters_.active() ? adapters_.down_units(stage) : 0;
+    case Kind::kAdaptUp: return adapters_.active() ? adapters_.up_units(stage - 1) : 0;
     case Kind::kProject: {
       const Split by = split(op);
       return by.row_blocks * by.tile_blocks;
@@ -211,6 +230,8 @@ void Runner::run(int stage, int unit, int thread) {
     case Kind::kLand: return for_rows(unit, t, &Runner::land, op);
     case Kind::kProject: return project(op, stage, unit, t);
     case Kind::kAttend: return attend(op, unit, t);
+    case Kind::kAdaptDown:
+    case Kind::kAdaptUp: return adapt(op, stage, unit, thread);
     case Kind::kSelect: return select();
     case Kind::kRoute: return for_rows(unit, t, &Runner::route, op);
     case Kind::kGather: return mixture_->gather(unit, activations(shape_.hidden));
@@ -369,6 +390,20 @@ Activations Runner::vectors(const Operation& op, int stage, Thread& t) {
   t.made_run = run_;
   t.made_stage = stage;
   return x;
+}
+
+// One unit of what adapters add. They read what the projection at the stage before read: the thread may have it still.
+void Runner::adapt(const Operation& op, int stage, int unit, int thread) {
+  Thread& t = *threads_[thread];
+  int64_t clipped[Adapters::kRows] = {0};
+  if (op.kind == Kind::kAdaptDown) {
+    adapters_.down(unit, vectors(op, stage - 1, t), clipped);
+  } else {
+    const Target target{buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits};
+    adapters_.up(unit, thread, target, clipped);
+  }
+  const Adapters::Rows rows = adapters_.rows_of(unit);
+  for (int i = 0; i < rows.count; ++i) *clips(t, rows.first + i, kSiteAdapter) += clipped[i];
 }
 
 void Runner::project(const Operation& op, int stage, int unit, Thread& t) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapt.h"
 #include "experts.h"
 #include "ops.h"
 #include "pool.h"
@@ -19,12 +20,12 @@ constexpr int kPageTokens = kPageTiles * kTile;
 
 enum class Kind {
   kEmbed, kNorm, kProject, kHeadNorm, kLand, kAttend, kQuantize, kSiluMul, kSelect, kRoute,
-  kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
+  kAdaptDown, kAdaptUp, kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
 };
 constexpr int kExpertStages = 5;  // kGather to kMix
 enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kShared, kNumBuffers };
 enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
-            kSiteRouter, kSiteExperts, kSiteShared, kNumSites };
+            kSiteRouter, kSiteExperts, kSiteShared, kSiteAdapter, kNumSites };
 
 struct Operation {
   Kind kind;
@@ -70,6 +71,7 @@ struct Batch {
   int num_logit_rows;
   const int32_t* logit_rows;
   uint8_t* cache;
+  const int32_t* adapters = nullptr;  // of each sequence, -1 for none; null where none has one
 };
 
 class Runner : private Job {
@@ -91,6 +93,12 @@ class Runner : private Job {
   void set_lookahead(bool on) { lookahead_ = on; }
   void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
   Mixture* mixture() { return mixture_.get(); }
+  // Adds the stages of the adapters of the projection before.
+  void add_adapt(BufferId target);
+  Adapters& adapters() { return adapters_; }
+  const Adapters& adapters() const { return adapters_; }
+  // The weight whose results the stages of adapters at `op` add to; null for another operation.
+  const PackedWeight* adapted(int op) const;
 
   // Makes i32[rows, hidden] the X of a new pass: runs may follow that begin where nothing but X is needed.
   void put(const int32_t* x, int rows);
@@ -133,6 +141,8 @@ class Runner : private Job {
   int expert_units(const Operation& op);
   void select();
 
+  void adapt(const Operation& op, int stage, int unit, int thread);
+
   Split split(const Operation& op) const;
   Activations vectors(const Operation& op, int stage, Thread& t);
   void project(const Operation& op, int stage, int unit, Thread& t);
@@ -160,6 +170,7 @@ class Runner : private Job {
   std::vector<int32_t> exponents_;
   std::vector<int32_t> origins_;  // [capacity]: the row of the batch that a row is
 
+  Adapters adapters_;
   std::unique_ptr<Mixture> mixture_;
   bool lookahead_ = false, watched_ = false;
 

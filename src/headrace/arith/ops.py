@@ -360,3 +360,17 @@ def mix_experts(x: Int, outputs: Int, weights: Int) -> Saturated:
 def add_shared(x: Int, output: Int, gate: Int, table: Table, fraction_bits: int) -> Saturated:
     """x plus a shared expert's output [K] times the sigmoid of its gate [1]."""
     return saturate(x + shift_round(output * sigmoid(gate, table, fraction_bits), n.SIGMOID_BITS))
+
+
+# R16 --------------------------------------------------------------------------------------------
+
+
+def adapt(x: Block, a: Weight, b: Weight, fraction_bits: int, y: Int) -> Saturated:
+    """y plus b @ (a @ x), fixed point [N]: the pair of a LoRA adapter beside the projection of x that gave y.
+
+    The inner vector has x's own exponent, so its precision does not depend on how large x is; conversion scales
+    `a` so that it cannot clip.
+    """
+    inner = project(Block(x.codes, x.scales, 0), a, 0)
+    out = project(quantize(inner.values, x.exponent), b, fraction_bits, residual=y)
+    return Saturated(out.values, inner.clipped + out.clipped)

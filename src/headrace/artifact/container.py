@@ -151,15 +151,16 @@ def _template(path: Path, manifest: Manifest) -> str | None:
 
 
 @contextlib.contextmanager
-def building(target: Path, needed_bytes: int) -> Iterator[Path]:
+def building(target: Path, needed_bytes: int, sign: str = TOKENIZER_NAME) -> Iterator[Path]:
     """A temporary directory beside `target` that becomes it when the block ends without an error.
 
-    What stood at `target` before stays until then. Raises DiskFullError before anything is written,
+    sign: the file, besides the manifest, by which what may be replaced is known. What stood at `target` before stays
+    until then. Raises DiskFullError before anything is written,
     FileError where something that is no artifact would be replaced or nothing can be written.
     """
     try:
         with full_disk_told(target, needed_bytes):
-            work = _begin(target, needed_bytes)
+            work = _begin(target, needed_bytes, sign)
             try:
                 yield work
                 _publish(work, target)
@@ -169,8 +170,8 @@ def building(target: Path, needed_bytes: int) -> Iterator[Path]:
         raise FileError(target, "write", error.strerror or str(error)) from None
 
 
-def _begin(target: Path, needed_bytes: int) -> Path:
-    if target.is_symlink() or (target.exists() and not _replaceable(target)):
+def _begin(target: Path, needed_bytes: int, sign: str) -> Path:
+    if target.is_symlink() or (target.exists() and not _replaceable(target, sign)):
         raise FileError(target, "write", "exists and is no artifact; it is not replaced")
     if target.parent.is_dir():
         _remove_stale(target)  # it may be what fills the disk
@@ -179,12 +180,12 @@ def _begin(target: Path, needed_bytes: int) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{working_name(target)}-", dir=target.parent))
 
 
-def _replaceable(target: Path) -> bool:
-    """Whether `target` is an artifact, or an empty directory."""
+def _replaceable(target: Path, sign: str) -> bool:
+    """Whether `target` is an artifact of the same kind, or an empty directory."""
     if not target.is_dir():
         return False
     names = {entry.name for entry in target.iterdir()}
-    return not names or {MANIFEST_NAME, TOKENIZER_NAME} <= names
+    return not names or {MANIFEST_NAME, sign} <= names
 
 
 def _remove_stale(target: Path) -> None:

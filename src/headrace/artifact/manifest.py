@@ -16,6 +16,7 @@ from headrace.errors import FileError, UnsupportedError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+ADAPTER_KIND = "adapter"  # the kind that an adapter's manifest names; a model's names none
 WEIGHT_FORMATS = ("q4", "q4m", "q8", "q8m")
 
 _KEYS = {
@@ -61,7 +62,7 @@ class Manifest:
     @property
     def identity(self) -> str:
         """SHA-256 of everything that the manifest says, and with its hashes of every byte it names."""
-        return hashlib.sha256(_canonical(self._body())).hexdigest()
+        return hashlib.sha256(canonical(self._body())).hexdigest()
 
     def to_bytes(self) -> bytes:
         body = {**self._body(), "identity": self.identity}
@@ -84,7 +85,8 @@ class Manifest:
         }
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
+def canonical(body: Mapping[str, Any]) -> bytes:
+    """What an identity is the hash of."""
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -105,6 +107,11 @@ class _Reader:
         self._body = body
 
     def manifest(self) -> Manifest:
+        if self._body.get("kind") == ADAPTER_KIND:
+            raise UnsupportedError(
+                f"{self._path.parent}: this is an adapter, not a model",
+                hint="give its base as the model, and it with --adapter",
+            )
         self._versions()
         if set(self._body) != _KEYS:
             odd = sorted(set(self._body) ^ _KEYS)[0]

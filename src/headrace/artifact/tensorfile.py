@@ -92,7 +92,11 @@ class Place:
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of a safetensors file, mapped read-only. Raises FileError."""
-    view = map_file(path)
+    return parse_tensors(path, map_file(path))
+
+
+def parse_tensors(path: Path, view: memoryview) -> dict[str, StoredTensor]:
+    """Every tensor of the safetensors file whose bytes `view` holds; `path` is what errors name. Raises FileError."""
     places = _places(path, lambda begin, end: bytes(view[begin:end]), len(view))
     return {name: _tensor(view, place) for name, place in places.items()}
 

@@ -34,9 +34,10 @@ def chat(
     sampling: SamplingParams,
     grammar: Grammar | None = None,
     speculate: Speculate = DEFAULT_SPECULATE,
+    adapter: str | None = None,
 ) -> int:
     """Read and answer turns until the end of input; the exit code. grammar: what every answer has to be."""
-    return _Chat(llm, facts, system, sampling, grammar, speculate).run()
+    return _Chat(llm, facts, system, sampling, grammar, speculate, adapter).run()
 
 
 class _Chat:
@@ -48,12 +49,14 @@ class _Chat:
         sampling: SamplingParams,
         grammar: Grammar | None,
         speculate: Speculate,
+        adapter: str | None,
     ) -> None:
         self._llm = llm
         self._facts = facts
         self._sampling = sampling
         self._grammar = grammar
         self._speculate = speculate
+        self._adapter = adapter
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
         self._editor = _editor()
@@ -88,7 +91,11 @@ class _Chat:
         try:
             ids = self._llm.chat_ids(asked)
             pieces = self._llm.stream_ids(
-                ids, self._sampling, grammar=self._grammar, speculate=self._speculate
+                ids,
+                self._sampling,
+                grammar=self._grammar,
+                speculate=self._speculate,
+                adapter=self._adapter,
             )
             answer(self._llm, pieces)
         except (ContextError, PromptSizeError) as error:

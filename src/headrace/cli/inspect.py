@@ -6,6 +6,7 @@ import json as json_text
 import math
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -13,7 +14,7 @@ from cyclopts import Parameter
 from headrace import locate
 from headrace.artifact.check import weight_arrays
 from headrace.artifact.container import Artifact, open_artifact
-from headrace.cli import progress
+from headrace.cli import adapter_view, progress
 
 
 def inspect(
@@ -22,17 +23,20 @@ def inspect(
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     verify: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> int:
-    """Show a model's family, shapes, formats, sizes, identity, tokenizer and template.
+    """Show a model's family, shapes, formats, sizes, identity, tokenizer and template; or an adapter's modules.
 
     Parameters
     ----------
     path
-        An artifact, or anything else that `headrace run` takes; it is converted first.
+        An artifact, or anything else that `headrace run` takes; it is converted first. An adapter's artifact.
     json
         Print one JSON object.
     verify
         Also read every byte and compare it with its hash.
     """
+    if adapter_view.is_one(path):
+        print(adapter_view.shown(Path(path).expanduser(), json=json))
+        return 0
     with progress.shown() as report:
         found = locate.locate(path, progress=report)
     facts = describe(open_artifact(found, verify=verify))

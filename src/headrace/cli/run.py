@@ -25,6 +25,7 @@ from headrace.engine.speculate import DEFAULT_SPECULATE, Speculate, depth_of
 from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
+from headrace.options import How
 from headrace.values import GenerationStats, SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ NO_DEFAULT = Parameter(show_default=False)
 DEFAULTS = SamplingParams()
 MAX_PROMPT_BYTES = 64 << 20
 MAX_GRAMMAR_BYTES = 2 << 20
+ADAPTER = "adapter"  # the name of the one that was given
 
 
 def _about(text: str) -> Parameter:
@@ -180,6 +182,7 @@ def run(
     sampling: SamplingFlags = NO_FLAGS,
     constraint: GrammarFlags = NO_GRAMMAR,
     speculate: Annotated[Speculate, WHOLE_AUTO_OR_OFF] = DEFAULT_SPECULATE,
+    adapter: Path | None = None,
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
     memory: MemoryOptions = DEFAULT_MEMORY,
@@ -206,6 +209,8 @@ def run(
     speculate
         Tokens to draft from the prompt and the answer and to check together: a number up to 15, auto for as many as
         pay, or off. The answer is the same.
+    adapter
+        A LoRA adapter of the model: an artifact of headrace convert, or a PEFT folder, which is converted once.
     threads
         Threads of the kernels; every usable processor if not set.
     kernels
@@ -225,12 +230,15 @@ def run(
         memory=memory.options(),
         trace_routes=report.trace_routes,
         prefix_disk=prefix.options(),
+        adapter=adapter,
     ) as (llm, facts):
+        named = None if adapter is None else ADAPTER
         grammar = constraint.compiled(llm)
         if text is None:
-            return _chat(llm, facts, system, params, grammar, speculate)
+            return _chat(llm, facts, system, params, grammar, speculate, named)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        pieces = llm.stream_ids(ids, params, continues=raw, grammar=grammar, speculate=speculate)
+        how: How = {"grammar": grammar, "speculate": speculate, "adapter": named}
+        pieces = llm.stream_ids(ids, params, continues=raw, **how)
         code = answer(llm, pieces, quiet=report.digest)
         return _report(llm, facts, code, report.stats_json, report.digest)
 
@@ -288,6 +296,7 @@ def loaded(
     memory: PlanOptions,
     trace_routes: Path | None = None,
     prefix_disk: DiskOptions | None = None,
+    adapter: Path | None = None,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
     """A model found (converted or pulled, with progress, if need be) and opened."""
     with progress.shown() as report:
@@ -300,6 +309,7 @@ def loaded(
         memory=memory,
         trace_routes=trace_routes,
         prefix_disk=prefix_disk,
+        adapters=None if adapter is None else {ADAPTER: adapter},
     ) as llm:
         backend = llm.engine.backend
         yield (
@@ -309,6 +319,7 @@ def loaded(
                 kernels=backend.name,
                 threads=getattr(backend, "threads", 1),
                 load_seconds=time.perf_counter() - start,
+                adapter=None if adapter is None else llm.adapters[ADAPTER],
             ),
         )
 
@@ -337,7 +348,8 @@ def _chat(
     sampling: SamplingParams,
     grammar: Grammar | None,
     speculate: Speculate,
+    adapter: str | None,
 ) -> int:
     from headrace.cli import chat
 
-    return chat.chat(llm, facts, system, sampling, grammar, speculate)
+    return chat.chat(llm, facts, system, sampling, grammar, speculate, adapter)

@@ -23,6 +23,7 @@ class RunFacts:
     kernels: str
     threads: int
     load_seconds: float
+    adapter: str | None = None  # the identity of its content
 
 
 def peak_memory_bytes() -> int:
@@ -52,6 +53,8 @@ def lines(stats: GenerationStats, facts: RunFacts) -> Iterator[str]:
         f" {facts.kernels} kernels, {_count(facts.threads, 'thread')},{seed}"
         f" ended by {stats.finish_reason}"
     )
+    if facts.adapter is not None:
+        yield f"adapter {facts.adapter}"
     if stats.experts is not None:
         yield _experts(stats.experts, _threads_seconds(stats, facts))
     if stats.forced_tokens:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith.numbers import ROPE_LOW
+from headrace.engine.adapters import Adapters
 from headrace.engine.sequence import Work
 from headrace.kernels.program import Batch, Program, Route
 
@@ -28,7 +29,8 @@ def pauses(program: Program, backend: str) -> tuple[int, ...]:
     return tuple(i for i in range(1, size + 1) if not isinstance(program.ops[i - 1], Route))
 
 
-def batch_of(work: Tokens[Work]) -> Batch:
+def batch_of(work: Tokens[Work], adapters: Adapters) -> Batch:
+    """Raises InputError where the adapter of a sequence is not loaded."""
     tokens: list[int] = []
     positions: list[int] = []
     sequences: list[int] = []
@@ -46,6 +48,7 @@ def batch_of(work: Tokens[Work]) -> Batch:
         sequences=np.array(sequences, np.int32),
         page_tables=tuple(item.sequence.page_table() for item in work),
         logit_rows=np.array(wanted, np.int32),
+        adapters=adapters.of(item.sequence.history.current for item in work),
     )
 
 

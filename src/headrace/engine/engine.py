@@ -16,9 +16,11 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.artifact.adapter import Adapter
 from headrace.artifact.container import Artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.artifact.tensorfile import load_pages, mappings
+from headrace.engine.adapters import Adapters, History, LoadedAdapter
 from headrace.engine.batch import aligned_zeros, batch_of, copy_page, pauses, within_context
 from headrace.engine.blob import Binding, pack, unpack
 from headrace.engine.constraint import Constraint
@@ -87,6 +89,7 @@ class Engine:
         self._runner = self.backend.compile(
             self._program, capacity=self._chunk, logit_capacity=self._logit_rows
         )
+        self.adapters = Adapters(self._runner, artifact.identity)
         self._path = artifact.path
         self._watch = watch(artifact)
         self._mixture: Mixture | None = None
@@ -185,7 +188,15 @@ class Engine:
         """Who owns the pages of the KV cache."""
         return self._pool
 
-    def new_sequence(self, salt: bytes = b"") -> Sequence:
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Make an adapter of this model usable: its `salt` is that of sequences under it. Raises InputError."""
+        return self.adapters.load(adapter)
+
+    def unload_adapter(self, adapter: LoadedAdapter) -> None:
+        """Free an adapter; what `prefixes` holds under it stays right for when it is loaded again."""
+        self.adapters.unload(adapter)
+
+    def new_sequence(self, salt: bytes | History = b"") -> Sequence:
         """An empty sequence. salt: see `Sequence`."""
         return Sequence(self._pool, self.context, salt)
 
@@ -201,7 +212,7 @@ class Engine:
         self.passes += 1
         try:
             self._reserve(work)
-            batch = batch_of(work)
+            batch = batch_of(work, self.adapters)
             self._check(batch)
             self._run_watched(batch, any(item.more for item in work), cancel)
         except BaseException as error:
@@ -293,7 +304,12 @@ class Engine:
             self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
 
     def keep(self, sequence: Sequence, prompt_tokens: int) -> None:
-        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated."""
+        """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated.
+
+        Nothing of one whose adapter was changed on the way: no prompt begins like that.
+        """
+        if len(sequence.history.spans) > 1:
+            return
         self.prefixes.keep(sequence, prompt_tokens)
         if self._disk is not None:
             self._disk.store(sequence, prompt_tokens, self._binding(sequence.salt))
@@ -302,15 +318,15 @@ class Engine:
         """A sequence as bytes that `restore` takes in any process, on any tier and with any number of threads."""
         return pack(self._binding(sequence.salt), sequence.tokens, self._held(sequence))
 
-    def restore(self, blob: bytes, salt: bytes = b"") -> Sequence:
-        """A sequence as it was saved. Bytes after its end are ignored; `salt` is the saved sequence's.
+    def restore(self, blob: bytes, salt: bytes | History = b"") -> Sequence:
+        """A sequence as it was saved. Bytes after its end are ignored; `salt` is the saved sequence's, or its history.
 
         Raises BlobError by its cause, ContextError, PagesExhaustedError; the engine is as before then.
         """
-        tokens, pages = unpack(blob, self._binding(salt))
+        sequence = self.new_sequence(salt)
+        tokens, pages = unpack(blob, self._binding(sequence.salt))
         if tokens:
             self._known(min(tokens), max(tokens))
-        sequence = self.new_sequence(salt)
         sequence.reserve(len(tokens))
         self._cache[sequence.page_table()] = pages
         sequence.commit(tokens)
@@ -334,6 +350,7 @@ class Engine:
         *,
         cancel: Callable[[], bool] | None = None,
         sequence: Sequence | None = None,
+        adapter: LoadedAdapter | None = None,
         reuse: bool = True,
         constraint: Constraint | None = None,
         jump_forward: bool = True,
@@ -345,17 +362,23 @@ class Engine:
 
         The end token is yielded last. What `prefixes` holds of the prompt is not read again, and what was read is
         left there, also by a generation that was cancelled; with `reuse` False neither. sequence: one of this
-        engine's, which stays the caller's, in place of `prefixes`. Tokens and logits are always those of a new
-        sequence. constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the
-        generation; jump_forward: what it forces is read in one pass, which changes no token. speculate: drafts that
-        are read along, a number, or "auto" for as many as pay, which changes no token either; drafter: in place of
-        `Lookup`. damped: greedy decoding is damped by what it repeats. Raises ContextError when the prompt does not fit, InputError when it is empty or holds an unknown
-        token, SettingError.
+        engine's, which stays the caller's, in place of `prefixes`. adapter: one that is loaded; a `sequence` has its
+        own. Tokens and logits are always those of a new sequence with the same adapter. constraint: the tokens are
+        those of its grammar, and where it cannot go on a ConstraintError ends the generation; jump_forward: what it
+        forces is read in one pass, which changes no token. speculate: drafts that are read along, a number, or "auto"
+        for as many as pay, which changes no token either; drafter: in place of `Lookup`. damped: greedy decoding is
+        damped by what it repeats. Raises ContextError when the prompt does not fit, InputError when it is empty or
+        holds an unknown token, SettingError.
         """
         if not prompt:
             raise InputError("there are no tokens to read")
         self._fits(len(prompt) + 1)
         self._known(min(prompt), max(prompt))
+        if sequence is not None and adapter is not None:
+            raise InputError(
+                "a sequence has its own adapter", hint="begin it with the adapter's salt"
+            )
+        salt = self.adapters.check(adapter)
         self.stats = None  # of the generation before
         return Generation(
             self,
@@ -368,6 +391,7 @@ class Engine:
             damped=damped,
             reuse=reuse,
             jump_forward=jump_forward,
+            salt=salt,
         ).run()
 
     def _speculation(self, speculate: Speculate, drafter: Drafter | None) -> Speculation | None:

@@ -46,10 +46,12 @@ class Generation:
         damped: DampedParams | None = None,
         reuse: bool,
         jump_forward: bool = True,
+        salt: bytes = b"",
     ) -> None:
-        """jump_forward: whether a span that a constraint forces is read in one pass, or a token a pass."""
+        """jump_forward: whether a span that a constraint forces is read in one pass, or a token a pass. salt: of the
+        adapter, where no sequence is given."""
         self._engine = engine
-        self._sequence = engine.new_sequence() if kept is None else kept
+        self._sequence = engine.new_sequence(salt) if kept is None else kept
         self._kept = kept is not None
         self._reuse = reuse and kept is None
         self._reused = 0

@@ -13,20 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.adapters import History
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
 from headrace.errors import ContextError, InputError
 
 
 class Sequence:
-    """One timeline over pages of a shared pool.
+    """One timeline over pages of a shared pool."""
 
-    salt: what its keys and values depend on besides the model and the tokens; empty for the plain model.
-    """
-
-    def __init__(self, pool: PagePool, context_tokens: int, salt: bytes = b"") -> None:
+    def __init__(self, pool: PagePool, context_tokens: int, salt: bytes | History = b"") -> None:
+        """salt: of the adapter that it is computed under, empty for the plain model; or a history of several."""
         self._pool = pool
         self._context_tokens = context_tokens
-        self.salt = salt
+        self.history = History(((0, salt),)) if isinstance(salt, bytes) else salt
         self._pages: list[int] = []
         self._tokens: list[int] = []
 
@@ -36,6 +35,18 @@ class Sequence:
     @property
     def tokens(self) -> tuple[int, ...]:
         return tuple(self._tokens)
+
+    @property
+    def salt(self) -> bytes:
+        """What its keys and values depend on besides the model and the tokens; empty for the plain model."""
+        return self.history.salt
+
+    def set_adapter(self, salt: bytes) -> None:
+        """Compute the positions from here on under another adapter, or with an empty salt under none.
+
+        What is there stays as it is: it was computed under the adapter of its time, and the salt says so from now on.
+        """
+        self.history = self.history.then(len(self), salt)
 
     @property
     def room(self) -> int:
@@ -62,7 +73,7 @@ class Sequence:
         length = len(self) if length is None else length
         if not 0 <= length <= len(self):
             raise InputError(f"a fork at {length} of a sequence of {len(self)} tokens")
-        other = Sequence(self._pool, self._context_tokens, self.salt)
+        other = Sequence(self._pool, self._context_tokens, self.history.cut(length))
         other.adopt(self._tokens[:length], self._pages[: pages_for(length)])
         return other
 
@@ -105,6 +116,8 @@ class Sequence:
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
+        if length < len(self._tokens):
+            self.history = self.history.cut(length)
         del self._tokens[length:]
         keep = pages_for(length)
         self._pool.give(self._pages[keep:])

@@ -18,6 +18,7 @@ from headrace.arith.sampling import Draw, Logits
 from headrace.errors import ExpertReadError
 from headrace.kernels import _native
 from headrace.kernels import program as p
+from headrace.kernels.adapters import checked_pairs
 from headrace.kernels.workspace import check_rows
 
 I16 = NDArray[np.int16]
@@ -78,6 +79,7 @@ class NativeRunner:
             MAX_PAIRS,
         )
         self._slots: p.ExpertSlots | None = None
+        self._adapters: dict[int, p.Pairs] = {}
         self._starts: list[int] = []  # of each operation among the runner's own, which are finer
         for op in program.ops:
             self._starts.append(self._runner.num_ops())
@@ -94,9 +96,26 @@ class NativeRunner:
             list(batch.page_tables),
             batch.logit_rows,
             cache,
+            batch.adapters,
         )
         self._raise_failure()
         return bisect_left(self._starts, stopped)
+
+    def load_adapter(self, pairs: p.Pairs) -> int:
+        placed = checked_pairs(self._program, pairs)
+        number = self._open.load_adapter(
+            [
+                (self._starts[index], pair.offset, _pair_weight(pair.a), _pair_weight(pair.b))
+                for index, each in placed.items()
+                for pair in each
+            ]
+        )
+        self._adapters[number] = pairs  # borrowed by the runner
+        return number
+
+    def unload_adapter(self, number: int) -> None:
+        self._open.unload_adapter(number)
+        del self._adapters[number]
 
     def bind_slots(self, slots: p.ExpertSlots) -> None:
         self._open.bind_slots(slots.memory, slots.table, slots.state, slots.used)
@@ -168,6 +187,8 @@ class NativeRunner:
                 runner.norm(gain.values, gain.exponent, gain.eps)
             case p.Project(weight, target, bias, residual):
                 runner.project(*_weight(weight), int(target), bias, residual)
+            case p.Adapt(_, _, target):
+                runner.adapt(int(target))
             case p.HeadNorm(gain, first, count, width):
                 runner.head_norm(gain.values, gain.exponent, gain.eps, first, count, width)
             case p.Land(layer):
@@ -198,6 +219,10 @@ def _spans(spans: p.WeightSpans) -> list[int]:
     """Byte offsets of a record's fields, -1 for minimums that are not there, and the weight's sizes."""
     offsets = [spans.fields[n].offset if n in spans.fields else -1 for n in _FIELDS]
     return [*offsets, spans.n, spans.k, spans.bits, spans.group]
+
+
+def _pair_weight(w: p.PackedWeight) -> tuple[NDArray[np.uint8], I16, I32, int, int]:
+    return w.codes, w.scales, w.row, w.n, w.k
 
 
 def _weight(

@@ -32,7 +32,7 @@ LOGIT_ROWS = 16  # rows of one pass that may want logits, unless more are asked 
 
 SITES = (
     "embed", "project", "residual", "head_norm", "rope_q", "rope_k", "attention",
-    "router", "experts", "shared",
+    "router", "experts", "shared", "adapter",
 )  # fmt: skip
 
 
@@ -131,6 +131,18 @@ class Project:
 
 
 @dataclass(frozen=True, eq=False)
+class Adapt:
+    """Behind a Project: rows whose sequence has an adapter get what it adds to `target` (R16).
+
+    layer and name say which weight the Project has: "qkv", "out", "gate_up" or "down".
+    """
+
+    layer: int
+    name: str
+    target: Buffer
+
+
+@dataclass(frozen=True, eq=False)
 class HeadNorm:
     """RMSNorm of heads of QKV, in place (R4, R5): `count` norms from head `first_head` on, each over `width` heads."""
 
@@ -222,7 +234,7 @@ class AddShared:
 
 
 Op = (
-    Embed | Norm | Project | HeadNorm | Land | Attend | Quantize | SiluMul | Select
+    Embed | Norm | Project | Adapt | HeadNorm | Land | Attend | Quantize | SiluMul | Select
     | Route | Experts | AddShared
 )  # fmt: skip
 
@@ -278,11 +290,28 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False)
+class LowRank:
+    """A pair of an adapter: rows [offset, offset + b.n) of an Adapt's target get b @ (a @ activation) (R16).
+
+    a [rank, k] and b [n, rank]: symmetric 8 bits in groups of 32, rank a multiple of 32, offset one of 16.
+    """
+
+    a: PackedWeight
+    b: PackedWeight
+    offset: int
+
+
+# Of an adapter: its pairs by an Adapt's layer and name, each for other rows of the target.
+Pairs = Mapping[tuple[int, str], tuple[LowRank, ...]]
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """The rows of one run. Rows of one sequence are consecutive positions in order.
 
     tokens, positions, sequences: i32[rows]; page_tables[s] i32[pages] are the KV pages of sequence s;
-    logit_rows i32[any]: the rows whose logits are wanted.
+    logit_rows i32[any]: the rows whose logits are wanted. adapters i32[sequences]: what `Runner.load_adapter` gave for
+    each sequence, -1 for none; None where no sequence has one.
     """
 
     tokens: NDArray[np.int32]
@@ -290,6 +319,7 @@ class Batch:
     sequences: NDArray[np.int32]
     page_tables: tuple[NDArray[np.int32], ...]
     logit_rows: NDArray[np.int32]
+    adapters: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,6 +370,15 @@ class Runner(Protocol):
         Returns the operation before which it stopped: `end`, or the one after a Route that chose, or with lookahead
         guessed, an expert without a slot. Raises ExpertReadError when an expert that it waits for is FAILED.
         """
+
+    def load_adapter(self, pairs: Pairs) -> int:
+        """Make an adapter usable in batches; returns its number. Its arrays are borrowed until it is unloaded.
+
+        Nothing is allocated in a run for it later. Raises InputError for a pair that fits no Adapt of the program.
+        """
+
+    def unload_adapter(self, number: int) -> None:
+        """Free what `load_adapter` took; the number may be given again."""
 
     def bind_slots(self, slots: ExpertSlots) -> None:
         """Where experts lie from now on."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.arith import numbers, ops, sampling
 from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
+from headrace.kernels.adapters import checked_pairs
 from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
 from headrace.kernels.workspace import check_rows
 
@@ -57,6 +58,7 @@ class ReferenceRunner:
         self._guessed_layer = -1
         self._foretold = np.zeros(2, np.int64)  # choices, and those guessed rightly
         self._outputs: dict[tuple[int, int], Int] = {}  # of (row, expert)
+        self._adapters: dict[int, p.Pairs] = {}
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         if begin == 0:
@@ -69,6 +71,17 @@ class ReferenceRunner:
             if isinstance(op, p.Route) and self._lacks_slots(op):
                 return index + 1
         return end
+
+    def load_adapter(self, pairs: p.Pairs) -> int:
+        checked_pairs(self._program, pairs)
+        number = next(i for i in range(len(self._adapters) + 1) if i not in self._adapters)
+        self._adapters[number] = pairs
+        return number
+
+    def unload_adapter(self, number: int) -> None:
+        for pair in (pair for site in self._adapters.pop(number).values() for pair in site):
+            self._weights.pop(id(pair.a), None)
+            self._weights.pop(id(pair.b), None)
 
     def _begin_pass(self, rows: int) -> None:
         self._rows = rows
@@ -141,6 +154,8 @@ class ReferenceRunner:
                 self._active = [self._norm(row, gain) for row in self._rows_of(p.Buffer.X)]
             case p.Project():
                 self._project(op)
+            case p.Adapt():
+                self._adapt(op, batch)
             case p.HeadNorm():
                 self._head_norm(op)
             case p.Land(layer):
@@ -202,6 +217,18 @@ class ReferenceRunner:
             out = ops.project(x, weight, self._shape.fraction_bits, bias, held)
             site = "residual" if op.residual else "project"
             target[row, : op.weight.n] = self._count(site, row, out)
+
+    def _adapt(self, op: p.Adapt, batch: p.Batch) -> None:
+        if batch.adapters is None:
+            return
+        f, target = self._shape.fraction_bits, self._buffers[op.target]
+        for row, x in enumerate(self._active):
+            number = int(batch.adapters[batch.sequences[row]])
+            pairs = self._adapters[number].get((op.layer, op.name), ()) if number >= 0 else ()
+            for pair in pairs:
+                part = target[row, pair.offset : pair.offset + pair.b.n]
+                weights = self._unpacked(pair.a), self._unpacked(pair.b)
+                part[:] = self._count("adapter", row, ops.adapt(x, *weights, f, part))
 
     def _head_norm(self, op: p.HeadNorm) -> None:
         start, size = op.first_head * self._shape.head_dim, op.width * self._shape.head_dim

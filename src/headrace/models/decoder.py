@@ -134,6 +134,7 @@ class _Builder:
         ops: list[p.Op] = [
             p.Norm(self._gain(f"{name}.attention_norm", c.hidden_size)),
             p.Project(self._weight(f"{name}.qkv", size, c.hidden_size), p.Buffer.QKV, bias),
+            p.Adapt(layer, "qkv", p.Buffer.QKV),
         ]
         if c.qk_norm_whole:
             q = self._gain(f"{name}.q_norm", c.q_size)
@@ -147,11 +148,13 @@ class _Builder:
             ops += [p.HeadNorm(q, 0, c.num_heads), p.HeadNorm(k, c.num_heads, c.num_kv_heads)]
         out = self._weight(f"{name}.out", c.hidden_size, c.q_size)
         ops += [p.Land(layer), p.Attend(layer), p.Quantize()]
-        return [*ops, p.Project(out, p.Buffer.X, residual=True)]
+        return [*ops, p.Project(out, p.Buffer.X, residual=True), p.Adapt(layer, "out", p.Buffer.X)]
 
     def _mlp(self, layer: int) -> list[p.Op]:
         norm = p.Norm(self._gain(f"layers.{layer}.mlp_norm", self._config.hidden_size))
-        return [norm, *self._gated(f"layers.{layer}", self._config.ffn_size, p.Buffer.X)]
+        both, silu, down = self._gated(f"layers.{layer}", self._config.ffn_size, p.Buffer.X)
+        adapt_both = p.Adapt(layer, "gate_up", p.Buffer.GATE_UP)
+        return [norm, both, adapt_both, silu, down, p.Adapt(layer, "down", p.Buffer.X)]
 
     def _gated(self, name: str, ffn_size: int, target: p.Buffer) -> list[p.Op]:
         """A gated MLP of the activation, added to X or written to SHARED."""
