@@ -75,24 +75,23 @@ def make_pool(model: embed.Model, num_blocks: int = 16, max_sequences: int = 6) 
     )
 
 
-def make_workspace(
-    model: embed.Model, max_batch: int = 4, max_chunk: int = 32
-) -> embed.Workspace:
+def make_workspace(model: embed.Model, max_batch: int = 4, max_chunk: int = 32) -> embed.Workspace:
     size = embed.workspace_size(model, max_batch=max_batch, max_chunk=max_chunk)
     return embed.Workspace(model, embed.aligned(size), max_batch=max_batch, max_chunk=max_chunk)
 
 
 def step(
-    frame: Frame, sequence: embed.Sequence, budget: int = 99, params: embed.DecodeParams | None = None
+    frame: Frame,
+    sequence: embed.Sequence,
+    budget: int = 99,
+    params: embed.DecodeParams | None = None,
 ) -> embed.Outcome:
     """One step of one sequence."""
     params = params or embed.DecodeParams(budget)
     return embed.decode_step_v2([sequence], params, frame.space)[0]
 
 
-def generated(
-    frame: Frame, sequence: embed.Sequence, count: int, budget: int = 99
-) -> list[int]:
+def generated(frame: Frame, sequence: embed.Sequence, count: int, budget: int = 99) -> list[int]:
     """The next tokens, in steps of a layer budget."""
     out: list[int] = []
     while len(out) < count:

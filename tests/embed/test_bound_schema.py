@@ -32,7 +32,10 @@ END = 258  # of the tiny models
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     made = tiny.make(tmp_path_factory.mktemp("schemas") / "model", "llama")
-    texts = {"person": json.dumps(PERSON), "never": '{"type": "string", "minLength": 3, "maxLength": 2}'}
+    texts = {
+        "person": json.dumps(PERSON),
+        "never": '{"type": "string", "minLength": 3, "maxLength": 2}',
+    }
     write_schemas(made, {**texts, "digits": '{"type": "string", "pattern": "^[0-9]{2}$"}'})
     return made
 
@@ -57,7 +60,9 @@ def bound(frame: Frame, name: str = "person", prompt: list[int] = PROMPT) -> emb
     return sequence
 
 
-def answer(frame: Frame, sequence: embed.Sequence, budget: int = 99, *, jump: bool = False) -> list[int]:
+def answer(
+    frame: Frame, sequence: embed.Sequence, budget: int = 99, *, jump: bool = False
+) -> list[int]:
     """To the end token. jump: forced spans are prefilled."""
     out: list[int] = []
     while not out or out[-1] != END:
@@ -86,7 +91,9 @@ def test_names(frame: Frame) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 99])
-def test_an_answer_is_valid_and_the_same_in_slices_and_with_jumps(frame: Frame, budget: int) -> None:
+def test_an_answer_is_valid_and_the_same_in_slices_and_with_jumps(
+    frame: Frame, budget: int
+) -> None:
     plain, jumping = bound(frame), bound(frame)
     assert not plain.stats().schema_accepting
     tokens = answer(frame, plain, budget)

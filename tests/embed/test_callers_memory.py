@@ -62,6 +62,7 @@ def test_steps_take_nothing_that_grows(tiny_artifact: Get, family: str, mode: st
     with opened(tiny_artifact(family), context=1024, num_blocks=20) as frame:
         params = embed.decode_params(frame.model, mode, 1)  # type: ignore[arg-type]
         with frame.new(PROMPT) as sequence:
+
             def steps(count: int) -> None:
                 for _ in range(count):
                     embed.decode_step_v2([sequence], params, frame.space)
@@ -85,7 +86,10 @@ def test_steps_take_nothing_that_grows(tiny_artifact: Get, family: str, mode: st
 def test_sizes_grow_with_what_they_are_for(tiny_artifact: Get) -> None:
     with opened(tiny_artifact("llama")) as frame:
         model = frame.model
-        sizes = [embed.workspace_size(model, max_batch=b, max_chunk=c) for b, c in ((1, 1), (1, 64), (8, 64))]
+        sizes = [
+            embed.workspace_size(model, max_batch=b, max_chunk=c)
+            for b, c in ((1, 1), (1, 64), (8, 64))
+        ]
         assert sizes == sorted(set(sizes))
         one, two = (embed.kv_pool_overhead(model, n) for n in (1, 2))
         assert two == 2 * one

@@ -85,7 +85,14 @@ def test_defaults(frame: Frame) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"alpha_q15": -1}, {"alpha_q15": 2**20}, {"max_order": 0}, {"top_k": 0}, {"top_k": 10**6}, {"beta": 1}],
+    [
+        {"alpha_q15": -1},
+        {"alpha_q15": 2**20},
+        {"max_order": 0},
+        {"top_k": 0},
+        {"top_k": 10**6},
+        {"beta": 1},
+    ],
 )
 def test_refusals(frame: Frame, wrong: dict[str, int]) -> None:
     with frame.new(PROMPT) as sequence:

@@ -55,10 +55,12 @@ class Hook:
 @pytest.mark.parametrize("kernels", [t for t in TIERS if t != "reference"])
 @pytest.mark.parametrize("matvec", [False, True])
 @pytest.mark.parametrize("max_tasks", [0, 1, 2, 7, 256])
-def test_tokens_are_the_same(
-    wide: Artifact, kernels: str, matvec: bool, max_tasks: int
-) -> None:
-    with opened(wide, kernels) as frame, frame.new(PROMPT[:9]) as plain, frame.new(PROMPT[:9]) as split:
+def test_tokens_are_the_same(wide: Artifact, kernels: str, matvec: bool, max_tasks: int) -> None:
+    with (
+        opened(wide, kernels) as frame,
+        frame.new(PROMPT[:9]) as plain,
+        frame.new(PROMPT[:9]) as split,
+    ):
         wanted = generated(frame, plain, 3)
         hook = Hook()
 
@@ -137,7 +139,9 @@ def test_a_break_makes_no_token_for_anybody(wide: Artifact) -> None:
         assert lines[1].ready
         frame.space.set_parallel_for(None)
         found = embed.decode_step(lines, 99, frame.space)
-        alone = [generated(frame, frame.new(PROMPT[:n]), c)[-1] for n, c in ((4, 1), (6, 2), (9, 1))]
+        alone = [
+            generated(frame, frame.new(PROMPT[:n]), c)[-1] for n, c in ((4, 1), (6, 2), (9, 1))
+        ]
         assert found == [embed.Token(t) for t in alone]
 
 

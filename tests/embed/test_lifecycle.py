@@ -24,7 +24,9 @@ def frame(tiny_artifact: Get) -> Iterator[Frame]:
 
 
 def every_error() -> set[type[errors.EmbedError]]:
-    return {c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.EmbedError)}
+    return {
+        c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.EmbedError)
+    }
 
 
 def test_every_cause_has_a_code_of_its_own() -> None:

@@ -28,7 +28,9 @@ def test_shared_is_recomputed(tiny_artifact: Get, length: int) -> None:
         assert used == -(-length // 64)
         for sequence in sequences:
             assert (generated(frame, sequence, 3), sequence.stats()) == wanted
-        own = -(-(length + 2) // 64) - length // 64  # what is new, and a partly filled block that is copied
+        own = (
+            -(-(length + 2) // 64) - length // 64
+        )  # what is new, and a partly filled block that is copied
         assert frame.pool.blocks_used == used + 4 * own
         prefix.release()
         generated(frame, sequences[0], 1)

@@ -12,6 +12,7 @@ from embed.frames import CONTEXT, PROMPT, generated, kv_bytes, opened, plain, st
 from headrace import embed
 from headrace.artifact.container import Artifact
 from headrace.artifact.convert import convert
+from headrace.embed import errors
 from headrace.kernels.select import TIERS
 
 Get = Callable[[str], Artifact]
@@ -113,6 +114,28 @@ def test_a_pending_token_is_read_by_the_next_prefill(tiny_artifact: Get) -> None
         with frame.new([*PROMPT[:9], token, 5, 6]) as other:
             assert kv_bytes(other) == kv_bytes(sequence)
             assert generated(frame, other, 3) == generated(frame, sequence, 3)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("budget", [1, 2, 99])
+def test_the_last_token_of_a_prompt_in_slices(deep: Artifact, budget: int, length: int) -> None:
+    """It is given, not read; steps read it like a token that they have chosen."""
+    with opened(deep) as frame, frame.new(PROMPT[:length]) as whole:
+        sequence = frame.new(PROMPT[: length - 1])
+        for wrong in (-1, frame.model.vocab_size):
+            with pytest.raises(errors.TokenRangeError):
+                sequence.embed_token(wrong)
+        with pytest.raises(errors.InvalidArgumentError):
+            sequence.embed_token(1.5)  # type: ignore[arg-type]
+        sequence.embed_token(PROMPT[length - 1])
+        with pytest.raises(errors.MidTokenError):
+            sequence.embed_token(1)
+        with frame.new() as other:
+            other.restore(sequence.save())
+            embed.prefill(other, [9], frame.space)
+            assert other.tokens == (*PROMPT[:length], 9)
+        assert generated(frame, sequence, 3, budget) == generated(frame, whole, 3)
+        assert kv_bytes(sequence) == kv_bytes(whole)
 
 
 def test_to_the_last_position(tiny_artifact: Get) -> None:

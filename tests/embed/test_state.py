@@ -14,6 +14,7 @@ from embed.frames import PROMPT, Frame, generated, opened, step
 from headrace import embed
 from headrace.artifact.container import Artifact
 from headrace.embed import errors, state
+from headrace.engine.adapters import History
 from headrace.kernels.select import TIERS
 
 Get = Callable[[str], Artifact]
@@ -157,8 +158,9 @@ def test_a_blob_that_contradicts_itself_with_whole_digests(tiny_artifact: Get) -
             {"tokens": saved.tokens + 1000},
             {"marks": saved.marks + 4},
             {"marks": saved.marks + 1},
-            {"adapter": "ab" * 32},
-            {"adapter_changes": ((5, "ab" * 32),)},
+            {"history": History(((0, b"a" * 32),))},
+            {"history": History(((1, b""),))},
+            {"history": History(((0, b""), (5, b"a" * 32)))},
         ):
             forged = state.pack(frame.model, state.Saved(**{**vars(saved), **changes}))
             with pytest.raises(errors.ContentRefused):
@@ -173,7 +175,9 @@ def test_no_room(tiny_artifact: Get) -> None:
             with frame.new() as third, pytest.raises(errors.PoolFullError):
                 third.restore(blob)
             with pytest.raises(errors.PoolFullError):
-                target.restore(blob + blob) if frame.pool.blocks_used == 0 else frame.new().restore(blob)
+                target.restore(blob + blob) if frame.pool.blocks_used == 0 else frame.new().restore(
+                    blob
+                )
             assert target.save() == before
             long.restore(blob)  # into its own blocks
             assert long.save() == blob

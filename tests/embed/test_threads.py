@@ -46,7 +46,9 @@ def test_side_by_side_is_one_after_the_other(tiny_artifact: Get, family: str) ->
         assert frame.pool.blocks_used == 0
 
 
-def paused(frame: Frame, sequence: embed.Sequence, during: Callable[[], None]) -> list[embed.Outcome]:
+def paused(
+    frame: Frame, sequence: embed.Sequence, during: Callable[[], None]
+) -> list[embed.Outcome]:
     """A step of the sequence on another thread, with `during` called in the middle of its finish."""
     inside, leave = threading.Event(), threading.Event()
 

@@ -6,20 +6,40 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from headrace.embed.errors import AdapterHasSequencesError, ReleasedError
+from headrace.artifact.adapter import open_adapter
+from headrace.embed.errors import (
+    AdapterBaseError,
+    AdapterHasSequencesError,
+    AdapterShapeError,
+    ArtifactRejectedError,
+    ReleasedError,
+)
 from headrace.embed.model import Model
+from headrace.errors import AdapterMismatchError, InputError
+from headrace.errors import AdapterShapeError as StoredShapeError
+from headrace.kernels.program import Pairs
 
 
 class Adapter:
-    """One adapter of one model."""
+    """One adapter of one model, in memory of its own. A workspace keeps what it takes of it until it was released."""
 
     def __init__(self, model: Model, path: Path | str) -> None:
-        """Raises ArtifactRejectedError, AdapterBaseError, AdapterShapeError."""
+        """path: of an adapter's artifact. Raises ArtifactRejectedError, AdapterBaseError, AdapterShapeError."""
+        try:
+            stored = open_adapter(Path(path), model.artifact)
+        except AdapterMismatchError as error:
+            raise AdapterBaseError(error.message, hint=error.hint) from error
+        except StoredShapeError as error:
+            raise AdapterShapeError(error.message) from error
+        except InputError as error:
+            raise ArtifactRejectedError(error.message, hint=error.hint) from error
+        model.hold("adapters")
         self.model = model
-        self.identity = ""
+        self.identity = stored.identity  # of its content with its scale, 64 hex digits
+        self._nbytes = stored.nbytes
+        self._pairs: Pairs | None = stored.pairs
         self._bound = 0
         self._lock = threading.Lock()
-        self._mapped = True
 
     def __enter__(self) -> Self:
         return self
@@ -29,13 +49,24 @@ class Adapter:
 
     @property
     def live(self) -> bool:
-        return self._mapped
+        return self._pairs is not None
+
+    @property
+    def residency(self) -> int:
+        """Bytes of its weights in memory."""
+        return self._nbytes if self.live else 0
+
+    @property
+    def pairs(self) -> Pairs:
+        """Its weights, for a runner. Raises ReleasedError."""
+        if self._pairs is None:
+            raise ReleasedError("the adapter was released")
+        return self._pairs
 
     def bind(self) -> None:
         """One more sequence uses it. Raises ReleasedError."""
         with self._lock:
-            if not self._mapped:
-                raise ReleasedError("the adapter was released")
+            _ = self.pairs
             self._bound += 1
 
     def unbind(self) -> None:
@@ -43,11 +74,11 @@ class Adapter:
             self._bound -= 1
 
     def release(self) -> None:
-        """Raises AdapterHasSequencesError."""
+        """Give its memory back. Raises AdapterHasSequencesError."""
         with self._lock:
-            if not self._mapped:
+            if not self.live:
                 return
             if self._bound:
                 raise AdapterHasSequencesError(f"the adapter has {self._bound} bound sequences")
-            self._mapped = False
+            self._pairs = None
         self.model.drop("adapters")

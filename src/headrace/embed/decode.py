@@ -52,9 +52,7 @@ class DecodeParams:
             raise InvalidArgumentError("damped decoding needs parameters: decode_params gives them")
 
 
-def decode_params(
-    model: Model, mode: Mode, layer_budget: int, **damped: int
-) -> DecodeParams:
+def decode_params(model: Model, mode: Mode, layer_budget: int, **damped: int) -> DecodeParams:
     """Parameters with a model's defaults. damped: alpha_q15, max_order or top_k in place of theirs.
 
     Raises InvalidArgumentError, LayerBudgetError.
@@ -139,7 +137,7 @@ class _Step:
             try:
                 sequence.claim()
                 self._claimed.append(index)
-                if not sequence.length:
+                if not (sequence.length or sequence.pending):
                     raise NothingToDecodeError("the sequence has no token; prefill it first")
                 if sequence.pending and not sequence.depth:
                     sequence.reserve(1)

@@ -80,7 +80,9 @@ class Model:
         except InputError as error:
             raise ArtifactRejectedError(error.message, hint=error.hint) from error
         context = self.config.context
-        self.context = context if max_context is None else whole("max_context", max_context, 1, context)
+        self.context = (
+            context if max_context is None else whole("max_context", max_context, 1, context)
+        )
         self.program = within_context(program, self.context)
         self.backend = select(kernels, threads=whole("threads", threads, 1))
         self.threads = threads

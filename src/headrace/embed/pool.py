@@ -7,7 +7,12 @@ from functools import partial
 from typing import Self
 
 from headrace.embed import memory
-from headrace.embed.errors import PoolFullError, PoolHasSequencesError, PoolSequencesError, ReleasedError
+from headrace.embed.errors import (
+    PoolFullError,
+    PoolHasSequencesError,
+    PoolSequencesError,
+    ReleasedError,
+)
 from headrace.embed.memory import Buffer, SequenceMemory, whole
 from headrace.embed.model import Model
 from headrace.engine.batch import copy_page

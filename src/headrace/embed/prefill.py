@@ -84,9 +84,7 @@ def _check_content(line: Timeline, ids: list[int]) -> None:
         raise SpanUnreachableError(f"the schema does not allow token {ids[0]} here")
 
 
-def _admitted(
-    line: Timeline, ids: list[int], content: bool
-) -> tuple[list[int], EmbedError | None]:
+def _admitted(line: Timeline, ids: list[int], content: bool) -> tuple[list[int], EmbedError | None]:
     """The tokens before the first that cannot be read, and why it cannot. Raises that where it is the first."""
     vocab, room = line.model.vocab_size, max(line.room, 0)
     count = next((i for i, token in enumerate(ids) if not 0 <= token < vocab), len(ids))

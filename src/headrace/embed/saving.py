@@ -27,8 +27,7 @@ def capture(line: Timeline) -> Saved:
         tokens=memory.tokens[:count],
         marks=memory.marks[:count],
         schema=None if line.schema is None else (line.schema.name, line.schema.digest),
-        adapter="" if line.adapter is None else line.adapter.identity,
-        adapter_changes=tuple(line.adapter_changes),
+        history=line.history,
         clips=memory.clips,
         residual=memory.residual if line.ready or line.depth else None,
         hidden=memory.hidden if line.has_hidden else None,
@@ -92,7 +91,7 @@ def become(line: Timeline, saved: Saved, walk: SchemaWalk | None, adapter: Adapt
         line.adapter.unbind()
     memory, count = line.memory, len(saved.tokens)
     line.pool.cache[line.page_table] = saved.pages
-    line.adapter, line.adapter_changes = adapter, list(saved.adapter_changes)
+    line.adapter, line.history = adapter, saved.history
     line.schema, line.walk = (None, None) if walk is None else (walk.schema, walk)
     line.length, line.depth = saved.length, saved.depth
     line.pending, line.ready, line.fresh = saved.pending, saved.ready, False

@@ -9,11 +9,14 @@ import numpy as np
 from headrace.embed.adapter import Adapter
 from headrace.embed.errors import (
     BufferTooSmallError,
+    ContextExceededError,
     InvalidArgumentError,
+    MidTokenError,
     PrefixAdapterError,
     PrefixNotFrozenError,
     PrefixSchemaError,
     SequenceNotEmptyError,
+    TokenRangeError,
 )
 from headrace.embed.memory import Buffer, bytes_of
 from headrace.embed.pool import KVPool
@@ -54,7 +57,7 @@ class Sequence(Timeline):
         if not isinstance(prefix, Prefix) or prefix.pool is not self.pool:
             raise InvalidArgumentError("the prefix is none of this sequence's pool")
         with self.claimed(), self.pool.lock, prefix.claimed():
-            if self.length:
+            if self.length or self.pending:
                 raise SequenceNotEmptyError("only an empty sequence adopts a prefix")
             if not prefix.frozen:
                 raise PrefixNotFrozenError("the prefix is not frozen yet")
@@ -63,6 +66,23 @@ class Sequence(Timeline):
             if prefix.schema is not None and not prefix.schema.same(self.schema):
                 raise PrefixSchemaError("the prefix was read under another schema")
             self.share(prefix)
+            self.fresh = False
+
+    def embed_token(self, token: int) -> None:
+        """Give the next token, of a prompt, without reading it: decode steps do that, a few layers a call.
+
+        Raises InvalidArgumentError, TokenRangeError, ContextExceededError, MidTokenError where one is pending already.
+        """
+        with self.claimed():
+            if self.pending:
+                raise MidTokenError("the sequence has a token that is not read yet")
+            if isinstance(token, bool) or not isinstance(token, int | np.integer):
+                raise InvalidArgumentError(f"token {token!r:.60} is no whole number")
+            if not 0 <= token < self.model.vocab_size:
+                raise TokenRangeError(f"token {token} is not in the vocabulary")
+            if not self.room:
+                raise ContextExceededError(f"the context of {self.model.context} is full")
+            self.feed(int(token))
             self.fresh = False
 
     @property

@@ -25,14 +25,15 @@ from headrace.embed.errors import (
     RestoreVersionError,
 )
 from headrace.embed.model import Model
+from headrace.engine.adapters import History
 from headrace.engine.pages import PAGE_TOKENS, pages_for
 from headrace.kernels.program import SITES
 
 STATE_VERSION = 1
 _MAGIC = b"HR-EMB\r\n"
 # magic, versions, sites; model; KV shape, hidden, vocabulary; length, depth, flags, changes, bytes of the schema's name;
-# forced tokens, layers; schema and adapter, zero where none is.
-_HEADER = struct.Struct("<8sIII32s6I5IQQ32s32s")
+# forced tokens, layers; the schema's digest, zero where none is.
+_HEADER = struct.Struct("<8sIII32s6I5IQQ32s")
 _CHANGE = struct.Struct("<I32s")
 _DIGEST = 32
 _PENDING, _READY, _HIDDEN, _SCHEMA = 1, 2, 4, 8
@@ -44,7 +45,7 @@ MAX_NAME = 64  # bytes of a schema's name
 class Saved:
     """What a blob holds. length, depth, pending, ready: see timeline.py; tokens with the pending one.
 
-    schema: name and digest. adapter: identity, "" for none. residual, hidden: i32[hidden] or None.
+    schema: name and digest. history: of the adapters. residual, hidden: i32[hidden] or None.
     """
 
     length: int
@@ -56,17 +57,16 @@ class Saved:
     tokens: NDArray[np.int32]
     marks: NDArray[np.uint8]
     schema: tuple[str, str] | None
-    adapter: str
-    adapter_changes: tuple[tuple[int, str], ...]
+    history: History
     clips: NDArray[np.int64]
     residual: NDArray[np.int32] | None
     hidden: NDArray[np.int32] | None
     pages: NDArray[np.uint8]
 
     @property
-    def held(self) -> int:
-        """Positions of which some layers' keys and values are there."""
-        return self.length + (self.depth > 0)
+    def adapter(self) -> str:
+        """Identity of the adapter that the next token gets; "" for none."""
+        return self.history.current.hex()
 
 
 def seq_state_size(model: Model) -> int:
@@ -84,14 +84,15 @@ def pack(model: Model, saved: Saved) -> bytes:
     flags |= _HIDDEN * (saved.hidden is not None) | _SCHEMA * (saved.schema is not None)
     header = _HEADER.pack(
         _MAGIC, STATE_VERSION, ARITHMETIC_VERSION, len(SITES), bytes.fromhex(model.identity),
-        *_shape(model), saved.length, saved.depth, flags, len(saved.adapter_changes),
+        *_shape(model), saved.length, saved.depth, flags, len(saved.history.spans),
         len(name.encode()), saved.forced_tokens, saved.total_layers, bytes.fromhex(digest),
-        _identity(saved.adapter),
     )  # fmt: skip
-    changes = [_CHANGE.pack(at, _identity(who)) for at, who in saved.adapter_changes]
+    changes = [_CHANGE.pack(at, salt or _NONE) for at, salt in saved.history.spans]
     tokens, clips = saved.tokens.astype("<i4").tobytes(), saved.clips.astype("<i8").tobytes()
     facts = [name.encode(), tokens, saved.marks.tobytes(), *changes, clips]
-    rows = [row.astype("<i4").tobytes() for row in (saved.residual, saved.hidden) if row is not None]
+    rows = [
+        row.astype("<i4").tobytes() for row in (saved.residual, saved.hidden) if row is not None
+    ]
     parts, chain = [], b""
     for part in (header, b"".join(facts), b"".join(rows), saved.pages.tobytes()):
         chain = hashlib.sha256(chain + part).digest()
@@ -128,7 +129,8 @@ def unpack(blob: memoryview, model: Model) -> Saved:
 
 def _body(reader: _Reader, model: Model, fields: list[int | bytes]) -> Saved:
     length, depth, flags, num_changes, num_name, forced, layers = map(_number, fields[:7])
-    schema, adapter = (field.hex() for field in fields[7:] if isinstance(field, bytes))
+    schema = fields[7]
+    assert isinstance(schema, bytes)
     pending, ready = bool(flags & _PENDING), bool(flags & _READY)
     count = length + pending
     sizes = [num_name, 4 * count, count, num_changes * _CHANGE.size, 8 * len(SITES)]
@@ -144,10 +146,9 @@ def _body(reader: _Reader, model: Model, fields: list[int | bytes]) -> Saved:
         length, depth, pending, ready, forced, layers,
         tokens=np.frombuffer(tokens, "<i4").astype(np.int32),
         marks=np.frombuffer(marks, np.uint8),
-        schema=(_text(name), schema) if flags & _SCHEMA else None,
-        adapter=adapter if adapter != _NONE.hex() else "",
-        adapter_changes=tuple(
-            (at, "" if who == _NONE else who.hex()) for at, who in _CHANGE.iter_unpack(changes)
+        schema=(_text(name), schema.hex()) if flags & _SCHEMA else None,
+        history=History(
+            tuple((at, b"" if salt == _NONE else salt) for at, salt in _CHANGE.iter_unpack(changes))
         ),
         clips=np.frombuffer(clips, "<i8").astype(np.int64),
         residual=found[0] if with_residual else None,
@@ -164,18 +165,16 @@ def _check(saved: Saved, model: Model) -> None:
         raise RestoreShapeError(
             f"the saved sequence has {saved.length} positions, the context {model.context}"
         )
-    last = saved.adapter_changes[-1][1] if saved.adapter_changes else ""
-    positions = [at for at, _ in saved.adapter_changes]
+    positions = [at for at, _ in saved.history.spans]
     whole = (
         saved.depth < model.num_layers
         and (saved.pending or not saved.depth)
-        and not (saved.pending and (saved.ready or not saved.length))
         and saved.ready == (saved.length > 0 and not saved.pending)
         and (not len(saved.tokens) or 0 <= saved.tokens.min() <= saved.tokens.max() < model.vocab_size)
         and (not len(saved.marks) or saved.marks.max() <= 3)
+        and positions[:1] == [0]
         and positions == sorted(set(positions))
-        and all(at <= saved.length for at in positions)
-        and last == saved.adapter
+        and positions[-1] <= saved.length
     )  # fmt: skip
     if not whole:
         raise RestoreDamagedError("the saved sequence contradicts itself")
@@ -184,10 +183,6 @@ def _check(saved: Saved, model: Model) -> None:
 def _shape(model: Model) -> tuple[int, ...]:
     s = model.program.shape
     return (s.num_layers, s.num_kv_heads, s.head_dim, PAGE_TOKENS, s.hidden, s.vocab)
-
-
-def _identity(text: str) -> bytes:
-    return bytes.fromhex(text) if text else _NONE
 
 
 def _number(field: int | bytes) -> int:

@@ -28,6 +28,7 @@ from headrace.embed.errors import (
 )
 from headrace.embed.pool import KVPool
 from headrace.embed.schema import Schema, SchemaWalk
+from headrace.engine.adapters import History
 from headrace.engine.pages import PAGE_TOKENS, pages_for
 from headrace.kernels.program import SITES, Norm
 
@@ -133,9 +134,7 @@ class Timeline:
         self.pending = self.ready = self.has_hidden = False
         self.fresh = True  # a schema may still be bound
         self.forced_tokens = self.total_layers = self.layers_run = self.ceiling = 0
-        self.adapter_changes: list[tuple[int, str]] = []  # position from which on, identity or ""
-        if self.adapter is not None:
-            self.adapter_changes.append((0, self.adapter.identity))
+        self.history = History().then(0, self._salt)
         self.walk = None if self.schema is None else SchemaWalk(self.schema)
         self.memory.clips[:] = 0
 
@@ -225,19 +224,28 @@ class Timeline:
             self.num_pages = other.num_pages
         ours.tokens[:end], ours.marks[:end] = theirs.tokens[:end], theirs.marks[:end]
         ours.answer[: other.answered] = other.answer
-        ours.residual[:], ours.clips[:] = theirs.residual, theirs.clips
+        ours.residual[:], ours.hidden[:], ours.clips[:] = (
+            theirs.residual,
+            theirs.hidden,
+            theirs.clips,
+        )
         self.length, self.answered, self.ready = end, other.answered, other.ready
+        self.has_hidden = other.has_hidden
         self.forced_tokens = other.forced_tokens
-        self.adapter_changes = list(other.adapter_changes)
+        self.history = other.history
         if other.walk is not None:
             self.schema, self.walk = other.schema, other.walk.fork()
 
     def choose(self, token: int) -> None:
         """A token was chosen; it is to be read next."""
-        self.memory.tokens[self.length] = token
-        self.memory.marks[self.length] = ANSWER | (WALKED if self.walk is not None else 0)
+        self.feed(token, ANSWER | (WALKED if self.walk is not None else 0))
         self.memory.answer[self.answered] = token
         self.answered += 1
+
+    def feed(self, token: int, marks: int = 0) -> None:
+        """A token is to be read next."""
+        self.memory.tokens[self.length] = token
+        self.memory.marks[self.length] = marks
         self.pending, self.ready, self.depth = True, False, 0
 
     def advanced(self, depth: int, residual: NDArray[np.int32]) -> None:
@@ -287,16 +295,17 @@ class Timeline:
             if self.adapter is not None:
                 self.adapter.unbind()
             self.adapter = adapter
-            identity = "" if adapter is None else adapter.identity
-            self.adapter_changes = [c for c in self.adapter_changes if c[0] < self.length]
-            before = self.adapter_changes[-1][1] if self.adapter_changes else ""
-            if identity != before:
-                self.adapter_changes.append((self.length, identity))
+            self.history = self.history.then(self.length, self._salt)
+
+    @property
+    def _salt(self) -> bytes:
+        """What identifies the adapter; empty for none."""
+        return b"" if self.adapter is None else bytes.fromhex(self.adapter.identity)
 
     @property
     def adapter_history(self) -> tuple[tuple[int, str], ...]:
         """The position from which on each adapter was used, by identity; "" where none was."""
-        return tuple(self.adapter_changes)
+        return tuple((at, salt.hex()) for at, salt in self.history.spans)
 
     # ---- what can be asked ------------------------------------------------------------------------
 

@@ -135,7 +135,9 @@ class Workspace:
         if hook is not None and not callable(hook.run):
             raise ParallelForInvalidError("the hook has nothing to run tasks with")
         if hook is not None and self.model.threads != 1:
-            raise ParallelForInvalidError("a model that is mapped with threads has no use for a hook")
+            raise ParallelForInvalidError(
+                "a model that is mapped with threads has no use for a hook"
+            )
         with self.in_use(self.model):
             self.runner.set_parallel_for(hook)
             self._hook = hook
@@ -225,7 +227,16 @@ class Workspace:
     ) -> Batch:
         wanted = np.arange(min(len(tokens), self.max_batch), dtype=np.int32)
         tables = tuple(line.page_table for line in lines)
-        return Batch(tokens, positions, sequences, tables, wanted, **self._bound(lines))
+        return Batch(tokens, positions, sequences, tables, wanted, self._numbers(lines))
 
-    def _bound(self, lines: Sequence[Timeline]) -> dict[str, NDArray[np.int32]]:
-        return {}
+    def _numbers(self, lines: Sequence[Timeline]) -> NDArray[np.int32] | None:
+        """The runner's number for the adapter of each timeline, which is loaded where it is not."""
+        for adapter in [adapter for adapter in self._adapters if not adapter.live]:
+            self.runner.unload_adapter(self._adapters.pop(adapter))
+        bound = [line.adapter for line in lines]
+        for adapter in bound:
+            if adapter is not None and adapter not in self._adapters:
+                self._adapters[adapter] = self.runner.load_adapter(adapter.pairs)
+        if not any(bound):
+            return None
+        return np.array([-1 if a is None else self._adapters[a] for a in bound], np.int32)
