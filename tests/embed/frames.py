@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 

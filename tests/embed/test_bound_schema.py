@@ -100,7 +100,7 @@ def test_an_answer_is_valid_and_the_same_in_slices_and_with_jumps(
     jsonschema.validate(json.loads(frame.model.tokenizer.decode(tokens)), PERSON)
     assert answer(frame, jumping, budget, jump=True) == tokens
     stats = plain.stats(), jumping.stats()
-    assert stats[0].schema_accepting and stats[1].schema_accepting
+    assert [s.schema_accepting for s in stats] == [True, True]
     assert stats[0].forced_token_count == 0
     assert stats[1].forced_token_count > len('{"name": "')
     if plain.pending:  # the end token, which the other has read as a forced one
@@ -167,9 +167,12 @@ def test_binding_wants_a_new_or_reset_sequence(frame: Frame) -> None:
         assert sequence.schema_bound
         sequence.reset()
         sequence.set_schema(None)
-    with opened(frame.model.artifact) as other, other.new() as foreign:
-        with pytest.raises(errors.InvalidArgumentError):
-            foreign.set_schema(schema)
+    with (
+        opened(frame.model.artifact) as other,
+        other.new() as foreign,
+        pytest.raises(errors.InvalidArgumentError),
+    ):
+        foreign.set_schema(schema)
 
 
 def test_a_span_is_read_up_to_what_the_schema_refuses(frame: Frame) -> None:

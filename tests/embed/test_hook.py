@@ -100,8 +100,7 @@ def test_a_break_within_a_layer_leaves_the_layers_before_it(wide: Artifact, afte
         hook = Hook("omit", after)
         frame.space.set_parallel_for(embed.ParallelFor(hook, 4, matvec=True))
         with pytest.raises(errors.ParallelForIncompleteError):
-            while True:
-                step(frame, sequence)
+            generated(frame, sequence, 99)
         depth = sequence.depth
         frame.space.set_parallel_for(None)
         generated(frame, plain, 1)
@@ -148,9 +147,11 @@ def test_a_break_makes_no_token_for_anybody(wide: Artifact) -> None:
 def test_hooks_that_cannot_be_installed(tiny_artifact: Get) -> None:
     def run(count: int, task: Task) -> None: ...
 
-    with opened(tiny_artifact("llama"), threads=2) as frame:
-        with pytest.raises(errors.ParallelForInvalidError):
-            frame.space.set_parallel_for(embed.ParallelFor(run, 2))
+    with (
+        opened(tiny_artifact("llama"), threads=2) as frame,
+        pytest.raises(errors.ParallelForInvalidError),
+    ):
+        frame.space.set_parallel_for(embed.ParallelFor(run, 2))
     with opened(tiny_artifact("llama")) as frame:
         refused(frame, embed.ParallelFor(run, -1))
         refused(frame, embed.ParallelFor(run, 257))

@@ -70,13 +70,12 @@ def test_experts_that_do_not_all_fit(tiny_artifact: Get, slots: int | None) -> N
 
 @pytest.mark.parametrize("chunk", [1, 16, 33, 200])
 def test_chunks_of_a_prompt(tiny_artifact: Get, chunk: int) -> None:
-    with opened(tiny_artifact("llama"), max_chunk=chunk) as frame:
-        with frame.new(PROMPT) as sequence:
-            blob = sequence.save()
-            with frame.new() as alone:
-                for token in PROMPT:
-                    embed.prefill(alone, [token], frame.space)
-                assert alone.save() == blob
+    with opened(tiny_artifact("llama"), max_chunk=chunk) as frame, frame.new(PROMPT) as sequence:
+        blob = sequence.save()
+        with frame.new() as alone:
+            for token in PROMPT:
+                embed.prefill(alone, [token], frame.space)
+            assert alone.save() == blob
 
 
 @pytest.mark.parametrize("name", ["deep", "qwen2_moe"])
@@ -160,7 +159,7 @@ def test_what_a_step_says_of_its_layers(deep: Artifact) -> None:
         assert (sequence.stats().decode_step_ceiling, sequence.stats().layers_run) == (3, 2)
         assert sequence.stats().total_layers == 5
         assert sequence.stats().kv_blocks == 1
-        assert CONTEXT == frame.model.context
+        assert frame.model.context == CONTEXT
 
 
 def test_equal_logits_go_to_the_lowest_token(tmp_path: Path) -> None:
@@ -169,6 +168,8 @@ def test_equal_logits_go_to_the_lowest_token(tmp_path: Path) -> None:
     weights = tiny.state(tiny.config("mistral"))
     weights["lm_head.weight"][:] = weights["lm_head.weight"][0]
     tiny.write_tensors(checkpoint / "model.safetensors", weights)
-    with opened(convert(checkpoint, tmp_path / "artifact")) as frame:
-        with frame.new(PROMPT[:4]) as sequence:
-            assert generated(frame, sequence, 2, 1) == [0, 0]
+    with (
+        opened(convert(checkpoint, tmp_path / "artifact")) as frame,
+        frame.new(PROMPT[:4]) as sequence,
+    ):
+        assert generated(frame, sequence, 2, 1) == [0, 0]

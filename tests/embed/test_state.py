@@ -69,10 +69,9 @@ def test_every_tier_and_thread_count(tiny_artifact: Get, kernels: str) -> None:
         blob = sequence.save()
         wanted = generated(frame, sequence, 2), sequence.save()
     threads = 1 if kernels == "reference" else 3
-    with opened(artifact, kernels, threads=threads, context=128) as other:
-        with other.new() as restored:
-            restored.restore(blob)
-            assert (generated(other, restored, 2, 1), restored.save()) == wanted
+    with opened(artifact, kernels, threads=threads, context=128) as other, other.new() as restored:
+        restored.restore(blob)
+        assert (generated(other, restored, 2, 1), restored.save()) == wanted
 
 
 def test_another_process_in_mid_layer(tiny_artifact: Get, tmp_path: Path) -> None:
@@ -170,17 +169,16 @@ def test_a_blob_that_contradicts_itself_with_whole_digests(tiny_artifact: Get) -
 
 def test_no_room(tiny_artifact: Get) -> None:
     with opened(tiny_artifact("llama"), num_blocks=3) as frame:
-        with frame.new(PROMPT) as long, frame.new([1]) as target:
-            blob, before = long.save(), target.save()
-            with frame.new() as third, pytest.raises(errors.PoolFullError):
-                third.restore(blob)
-            with pytest.raises(errors.PoolFullError):
-                target.restore(blob + blob) if frame.pool.blocks_used == 0 else frame.new().restore(
-                    blob
-                )
-            assert target.save() == before
-            long.restore(blob)  # into its own blocks
-            assert long.save() == blob
+        long, target = frame.new(PROMPT), frame.new([1])  # two blocks and one
+        blob, before = long.save(), target.save()
+        with pytest.raises(errors.PoolFullError):
+            target.restore(blob)
+        assert target.save() == before
+        long.restore(blob)  # into its own blocks
+        assert long.save() == blob
+        long.restore(before)
+        target.restore(blob)
+        assert (long.save(), target.save()) == (before, blob)
 
 
 def test_into_a_callers_buffer(tiny_artifact: Get) -> None:

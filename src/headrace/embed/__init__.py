@@ -1,4 +1,4 @@
-"""The frame-loop API: sequences that move on a few layers at a time, in memory that the caller gives (docs/embed.md)."""
+"""The frame-loop API: sequences that move on a few layers a call, in memory that the caller gives (docs/embed.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a call of the frame-loop API was refused: one class a cause, each with a stable code, in five groups and one more.
+"""Why a call of the frame-loop API was refused: a class for each cause, with a stable code, in five groups and one.
 
 The groups: what was given (ArgumentRefused), what a file or blob holds (ContentRefused), the state that an object is in
 (LifecycleRefused), what cannot be computed (DomainRefused), schemas (SchemaRefused), and the process's own memory.

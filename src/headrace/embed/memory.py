@@ -19,7 +19,8 @@ Buffer = Any  # whatever has the buffer protocol
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:
     """A new buffer u8[nbytes] that begins where `Workspace` and `KVPool` want it."""
-    return aligned_zeros(1, whole("nbytes", nbytes, 1))[0]
+    row: NDArray[np.uint8] = aligned_zeros(1, whole("nbytes", nbytes, 1))[0]
+    return row
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -204,7 +204,7 @@ class Model:
             raise ReleasedError("the model was unmapped")
 
     def check_files(self, *, after: bool = False) -> None:
-        """Weights are what they were when the model was mapped. Raises FileError; `after` a pass, also if it was not so."""
+        """Weights are what they were when the model was mapped. Raises FileError; after a pass, also if they were not."""
         if self._watch.changed() and self._watch.verify():
             if self.experts is not None:
                 self.experts.forget()

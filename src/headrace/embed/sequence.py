@@ -125,11 +125,12 @@ class Sequence(Timeline):
         """Become what was saved, in place of what the sequence is. What follows the blob in its buffer is ignored.
 
         adapter: the one that the saved sequence had, unless this one is bound to it already. schema: its schema, if the
-        artifact does not carry it. A restored sequence is reset before another schema is bound. Raises RestoreModelError,
-        RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError, RestoreAdapterError,
+        artifact does not carry it. A restored sequence is reset before another schema is bound.
+
+        Raises RestoreModelError, RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError, RestoreAdapterError,
         RestoreSchemaError, PoolFullError, with the sequence as it was.
         """
-        view = memoryview(bytes_of(blob, "a saved sequence", writable=False))
+        view = bytes_of(blob, "a saved sequence", writable=False).data
         with self.claimed():
             saved = unpack(view, self.model)
             walk = find_walk(self, saved, schema)

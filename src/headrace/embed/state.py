@@ -1,10 +1,10 @@
 """A sequence as bytes: all that its next token depends on, and its counts, bound to the model whose it is.
 
-Layout, little-endian: a header (`_HEADER`); the name of the schema, token ids i32[n], their marks u8[n], changes of the
-adapter and clips i64[sites]; X of the last or the pending position and the hidden state that a prefill left, i32[hidden]
-each, where they are there; the KV blocks u8[blocks, block bytes], zero where no position is. Each of the four parts is
-followed by the SHA-256 of the digest before it and the part, so that parts of different blobs do not go together. What
-follows the last is ignored. A digest finds damage; it is no signature.
+Layout, little-endian: a header (`_HEADER`); the name of the schema, token ids i32[n], their marks u8[n], history of the
+adapters and clips i64[sites]; X of the last or the pending position and the hidden state that a prefill left, each
+i32[hidden], where they are there; the KV blocks u8[blocks, block bytes], zero where no position is. Each of the four
+parts is followed by the SHA-256 of the digest before it and the part, so that parts of different blobs do not go
+together. What follows the last is ignored. A digest finds damage; it is no signature.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from headrace.kernels.program import SITES
 
 STATE_VERSION = 1
 _MAGIC = b"HR-EMB\r\n"
-# magic, versions, sites; model; KV shape, hidden, vocabulary; length, depth, flags, changes, bytes of the schema's name;
-# forced tokens, layers; the schema's digest, zero where none is.
+# magic, versions, sites; model; KV shape, hidden, vocabulary; length, depth, flags, spans of adapters, bytes of the
+# schema's name; forced tokens, layers; the schema's digest, zero where none is.
 _HEADER = struct.Struct("<8sIII32s6I5IQQ32s")
-_CHANGE = struct.Struct("<I32s")
+_SPAN = struct.Struct("<I32s")
 _DIGEST = 32
 _PENDING, _READY, _HIDDEN, _SCHEMA = 1, 2, 4, 8
 _NONE = bytes(32)
@@ -72,7 +72,7 @@ class Saved:
 def seq_state_size(model: Model) -> int:
     """Bytes that a saved sequence of the model has at most, whatever its state."""
     tokens = model.context + 1
-    facts = MAX_NAME + tokens * (4 + 1 + _CHANGE.size) + 8 * len(SITES)
+    facts = MAX_NAME + tokens * (4 + 1 + _SPAN.size) + 8 * len(SITES)
     rows = 2 * 4 * model.hidden_size
     pages = pages_for(model.context) * model.program.shape.page_bytes
     return _HEADER.size + facts + rows + pages + 4 * _DIGEST
@@ -87,9 +87,9 @@ def pack(model: Model, saved: Saved) -> bytes:
         *_shape(model), saved.length, saved.depth, flags, len(saved.history.spans),
         len(name.encode()), saved.forced_tokens, saved.total_layers, bytes.fromhex(digest),
     )  # fmt: skip
-    changes = [_CHANGE.pack(at, salt or _NONE) for at, salt in saved.history.spans]
+    spans = [_SPAN.pack(at, salt or _NONE) for at, salt in saved.history.spans]
     tokens, clips = saved.tokens.astype("<i4").tobytes(), saved.clips.astype("<i8").tobytes()
-    facts = [name.encode(), tokens, saved.marks.tobytes(), *changes, clips]
+    facts = [name.encode(), tokens, saved.marks.tobytes(), *spans, clips]
     rows = [
         row.astype("<i4").tobytes() for row in (saved.residual, saved.hidden) if row is not None
     ]
@@ -128,13 +128,13 @@ def unpack(blob: memoryview, model: Model) -> Saved:
 
 
 def _body(reader: _Reader, model: Model, fields: list[int | bytes]) -> Saved:
-    length, depth, flags, num_changes, num_name, forced, layers = map(_number, fields[:7])
+    length, depth, flags, num_spans, num_name, forced, layers = map(_number, fields[:7])
     schema = fields[7]
     assert isinstance(schema, bytes)
     pending, ready = bool(flags & _PENDING), bool(flags & _READY)
     count = length + pending
-    sizes = [num_name, 4 * count, count, num_changes * _CHANGE.size, 8 * len(SITES)]
-    name, tokens, marks, changes, clips = _cut(reader.part(sum(sizes), "tokens"), sizes)
+    sizes = [num_name, 4 * count, count, num_spans * _SPAN.size, 8 * len(SITES)]
+    name, tokens, marks, spans, clips = _cut(reader.part(sum(sizes), "tokens"), sizes)
     with_residual, with_hidden = ready or depth > 0, bool(flags & _HIDDEN)
     width = 4 * model.hidden_size
     rows = _cut(reader.part(width * (with_residual + with_hidden), "residual"), [width] * 2)
@@ -148,7 +148,7 @@ def _body(reader: _Reader, model: Model, fields: list[int | bytes]) -> Saved:
         marks=np.frombuffer(marks, np.uint8),
         schema=(_text(name), schema.hex()) if flags & _SCHEMA else None,
         history=History(
-            tuple((at, b"" if salt == _NONE else salt) for at, salt in _CHANGE.iter_unpack(changes))
+            tuple((at, b"" if salt == _NONE else salt) for at, salt in _SPAN.iter_unpack(spans))
         ),
         clips=np.frombuffer(clips, "<i8").astype(np.int64),
         residual=found[0] if with_residual else None,

@@ -48,10 +48,10 @@ class Hidden:
 class SequenceStats:
     """Counts of a sequence since it was made or reset.
 
-    tokens: read, whose keys and values are there. decode_step_ceiling, layers_run: layers that the last decode step
-    could and did run of it; total_layers: of all decode steps. forced_token_count: tokens that a schema forced on it.
-    kv_blocks: it holds, shared ones too. schema_accepting: whether a schema is bound and what was generated satisfies it.
-    saturations: clipped values by site. adapter: identity of the bound one.
+    tokens: that were read. decode_step_ceiling, layers_run: layers that the last decode step could run, and did;
+    total_layers: of all decode steps. forced_token_count: tokens that a schema forced on it. kv_blocks: that it holds,
+    shared ones too. schema_accepting: whether a schema is bound and what was generated satisfies it. saturations:
+    clipped values by site. adapter: identity of the bound one.
     """
 
     tokens: int

@@ -231,8 +231,8 @@ class Workspace:
 
     def _numbers(self, lines: Sequence[Timeline]) -> NDArray[np.int32] | None:
         """The runner's number for the adapter of each timeline, which is loaded where it is not."""
-        for adapter in [adapter for adapter in self._adapters if not adapter.live]:
-            self.runner.unload_adapter(self._adapters.pop(adapter))
+        for gone in [adapter for adapter in self._adapters if not adapter.live]:
+            self.runner.unload_adapter(self._adapters.pop(gone))
         bound = [line.adapter for line in lines]
         for adapter in bound:
             if adapter is not None and adapter not in self._adapters:
