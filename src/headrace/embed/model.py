@@ -11,6 +11,7 @@ from headrace.artifact.container import Artifact, open_artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.embed import errors
 from headrace.embed.errors import (
+    AllocationError,
     ArtifactRejectedError,
     InvalidArgumentError,
     NoTokenTextError,
@@ -95,8 +96,10 @@ class Model:
         self._watch = watch(self.artifact)
         try:
             self.experts = self._open_experts(expert_slots)
-        except BaseException:
+        except BaseException as error:
             self._watch.close()
+            if isinstance(error, MemoryError):
+                raise AllocationError("the process has no memory for the experts") from error
             raise
 
     def __enter__(self) -> Self:
@@ -204,7 +207,7 @@ class Model:
             raise ReleasedError("the model was unmapped")
 
     def check_files(self, *, after: bool = False) -> None:
-        """Weights are what they were when the model was mapped. Raises FileError; after a pass, also if they were not."""
+        """Weights are what they were when the model was mapped. Raises FileError; after a pass, where they were not."""
         if self._watch.changed() and self._watch.verify():
             if self.experts is not None:
                 self.experts.forget()

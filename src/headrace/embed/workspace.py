@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.embed.adapter import Adapter
 from headrace.embed.errors import (
+    AllocationError,
     BusyError,
     InvalidArgumentError,
     ParallelForIncompleteError,
@@ -82,8 +83,10 @@ class Workspace:
             )
             stream = model.experts
             self._mixture = None if stream is None else Mixture(model.program, self.runner, stream)
-        except BaseException:
+        except BaseException as error:
             model.drop("workspaces")
+            if isinstance(error, MemoryError):
+                raise AllocationError("the process has no memory for a workspace") from error
             raise
         self._lock = threading.Lock()
         self._open = True
@@ -120,6 +123,8 @@ class Workspace:
             if not self._open:
                 raise ReleasedError("the workspace was destroyed")
             yield
+        except MemoryError as error:
+            raise AllocationError(f"the process has no memory for this call: {error}") from error
         finally:
             self._lock.release()
 
