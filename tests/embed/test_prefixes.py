@@ -72,6 +72,7 @@ def test_refusals(tiny_artifact: Get) -> None:
                 other.adopt_prefix(prefix)
             for change in (
                 lambda: prefix.prefill([3], frame.space),
+                lambda: embed.prefill(prefix, [3], frame.space),
                 lambda: prefix.set_schema(None),
                 lambda: prefix.set_adapter(None),
             ):

@@ -21,7 +21,7 @@ from headrace.kernels.program import Pairs
 
 
 class Adapter:
-    """One adapter of one model, in memory of its own. A workspace keeps what it takes of it until it was released."""
+    """One adapter of one model, in memory of its own, which a workspace that used it keeps until its next call."""
 
     def __init__(self, model: Model, path: Path | str) -> None:
         """path: of an adapter's artifact. Raises ArtifactRejectedError, AdapterBaseError, AdapterShapeError."""

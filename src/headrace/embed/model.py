@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,7 +92,7 @@ class Model:
         self._live: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._mapped = True
-        self.pass_lock = threading.Lock()  # of a mixture: passes take turns at its experts
+        self._pass_lock = threading.Lock()
         self.experts: ExpertStream | None = None
         self._watch = watch(self.artifact)
         try:
@@ -206,13 +207,21 @@ class Model:
         if not self._mapped:
             raise ReleasedError("the model was unmapped")
 
+    def turn(self) -> AbstractContextManager[object]:
+        """Around a pass: those of a mixture take turns at its experts."""
+        return nullcontext() if self.experts is None else self._pass_lock
+
     def check_files(self, *, after: bool = False) -> None:
         """Weights are what they were when the model was mapped. Raises FileError; after a pass, where they were not."""
-        if self._watch.changed() and self._watch.verify():
+        if self._watch.changed() and self._verified():
             if self.experts is not None:
                 self.experts.forget()
             if after:
                 raise FileError(self.artifact.path, "weights", "were written to during a pass")
+
+    def _verified(self) -> bool:
+        with self._lock:
+            return self._watch.verify()
 
     def unmap(self) -> None:
         """Give everything back. Raises a LifecycleRefused that names what still lives."""

@@ -33,8 +33,11 @@ def prefill(
     SchemaUnboundError, and SpanUnreachableError for the first token. Then: TokenRangeError, ContextExceededError,
     SpanUnreachableError, PoolFullError (nothing was read), ParallelForIncompleteError, ExpertReadError, FileError.
     """
+    if not isinstance(sequence, Timeline):
+        raise InvalidArgumentError(f"{type(sequence).__name__} is no sequence")
     ids = _ids(tokens)
     with workspace.in_use(sequence.model), sequence.claimed():
+        sequence.check_open()
         if sequence.depth:
             raise MidTokenError("the sequence is in mid-token; decode steps go on with it")
         if content:

@@ -36,7 +36,6 @@ class Prefix(Timeline):
 
     def prefill(self, tokens: Many[int], workspace: Workspace, *, content: bool = False) -> int:
         """As `prefill` of a sequence. Raises PrefixFrozenError as well."""
-        self._check_open()
         return prefill(self, tokens, workspace, content=content)
 
     def freeze(self) -> None:
@@ -46,14 +45,12 @@ class Prefix(Timeline):
 
     def set_schema(self, schema: Schema | None) -> None:
         """The schema of content that is read; None: it is a prompt alone. Raises PrefixFrozenError, SchemaBindError."""
-        self._check_open()
         self.bind_schema(schema)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """As of a sequence. Raises PrefixFrozenError as well."""
-        self._check_open()
         self.bind_adapter(adapter)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._frozen:
             raise PrefixFrozenError("the prefix is frozen")

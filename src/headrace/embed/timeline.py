@@ -107,6 +107,9 @@ class Timeline:
         finally:
             self.unclaim()
 
+    def check_open(self) -> None:
+        """Whether it may be changed; raises a LifecycleRefused."""
+
     @property
     def live(self) -> bool:
         return not self._released
@@ -121,6 +124,7 @@ class Timeline:
                 self._free()
 
     def _free(self) -> None:
+        self.schema = None
         self.clear()
         if self.adapter is not None:
             self.adapter.unbind()
@@ -277,6 +281,7 @@ class Timeline:
         if schema is not None and schema.grammar.vocabulary is not self.model.tokenizer:
             raise InvalidArgumentError("the schema was compiled by another model")
         with self.claimed():
+            self.check_open()
             if not self.fresh:
                 raise SchemaBindError("a schema is bound to a new or reset sequence only")
             self.schema = schema
@@ -286,6 +291,7 @@ class Timeline:
         if adapter is not None and adapter.model is not self.model:
             raise InvalidArgumentError("the adapter was mapped on another model")
         with self.claimed():
+            self.check_open()
             if self.depth:
                 raise MidTokenError("an adapter is changed between tokens only")
             if adapter is self.adapter:

@@ -180,16 +180,16 @@ class Workspace:
 
     def _run(self, begin: int, end: int, batch: Batch, admit: bool) -> None:
         """Raises ParallelForIncompleteError, FileError, ExpertReadError."""
-        self.model.check_files()
-        try:
-            if self._mixture is None:
-                self.runner.run(begin, end, batch, self._cache)
-            else:
-                with self.model.pass_lock:
+        with self.model.turn():
+            self.model.check_files()
+            try:
+                if self._mixture is None:
+                    self.runner.run(begin, end, batch, self._cache)
+                else:
                     self._mixture.run(batch, self._cache, (end,), admit=admit, begin=begin)
-        except ParallelForError as error:
-            raise ParallelForIncompleteError(error.message) from None
-        self.model.check_files(after=True)
+            except ParallelForError as error:
+                raise ParallelForIncompleteError(error.message) from None
+            self.model.check_files(after=True)
 
     @contextmanager
     def over(self, pool: KVPool) -> Iterator[None]:
