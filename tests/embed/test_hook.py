@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import tiny
 from embed.frames import PROMPT, Frame, generated, opened, step
 from headrace import embed
 from headrace.artifact.container import Artifact
@@ -16,13 +15,6 @@ from headrace.kernels.select import TIERS
 
 Get = Callable[[str], Artifact]
 Task = Callable[[int], None]
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """Wide enough for its projections to be split."""
-    path = tmp_path_factory.mktemp("wide") / "wide"
-    return tiny.make(path, "llama", hidden_size=1024, intermediate_size=1024, num_hidden_layers=3)
 
 
 def on_threads(count: int, task: Task) -> None:

@@ -72,8 +72,8 @@ def paused(
         frame.space.set_parallel_for(None)
 
 
-def test_a_sequence_that_is_released_during_its_step_is_gone(tiny_artifact: Get) -> None:
-    with opened(tiny_artifact("llama")) as frame:
+def test_a_sequence_that_is_released_during_its_step_is_gone(wide: Artifact) -> None:
+    with opened(wide) as frame:
         sequence = frame.new(PROMPT)
         used = frame.pool.blocks_used
 
@@ -86,8 +86,8 @@ def test_a_sequence_that_is_released_during_its_step_is_gone(tiny_artifact: Get)
         assert frame.pool.num_sequences == 0
 
 
-def test_what_a_running_call_uses_is_busy(tiny_artifact: Get) -> None:
-    with opened(tiny_artifact("llama")) as frame, frame.new(PROMPT) as sequence:
+def test_what_a_running_call_uses_is_busy(wide: Artifact) -> None:
+    with opened(wide) as frame, frame.new(PROMPT) as sequence:
         other, second = frame.new(), make_workspace(frame.model)
 
         def during() -> None:
