@@ -205,6 +205,12 @@ class ExpertReadError(HeadraceError):
         self.expert = expert
 
 
+class ParallelForError(HeadraceError):
+    """A host's parallel-for left out, repeated or invented a task; what it was to compute can be repeated."""
+
+    code = "parallel_for_incomplete"
+
+
 class CancelledError(HeadraceError):
     """The work was cancelled by its caller."""
 

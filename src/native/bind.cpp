@@ -1,48 +1,29 @@
 // The Python module headrace.kernels._native: arrays in, arrays out, the GIL released around the work.
 //
 // Arrays are borrowed: the caller (kernels/native.py) keeps them alive and has checked their shapes.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
-#include <stdexcept>
+#include <memory>
 
 #include "bind_adapt.h"
-#include "bind_lanes.h"
+#include "bind_common.h"
+#include "bind_parallel_for.h"
 #include "draw.h"
 #include "runner.h"
-#include "tiers.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace headrace {
 namespace {
 
-template <typename T>
-using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-using MaybeI16 = std::optional<In<int16_t>>;
-using MaybeI32 = std::optional<In<int32_t>>;
-
-const Tier& tier_named(const std::string& name) {
-  const Tier* tier = find_tier(name.c_str());
-  if (tier == nullptr) throw std::invalid_argument("no such kernel tier here: " + name);
-  return *tier;
+WorkspaceSize size_of(int threads, const std::vector<int>& v, int max_positions, int capacity, int logit_capacity,
+                      int max_pairs) {
+  require(max_pairs > 0, "there is no room for a pair");
+  require(threads > 0 && capacity > 0 && logit_capacity >= 0, "a runner without threads or rows");
+  const ModelShape shape{v.at(0), v.at(1), v.at(2), v.at(3),  v.at(4),  v.at(5), v.at(6),
+                         v.at(7), v.at(8), v.at(9), v.at(10), v.at(11), v.at(12)};
+  return {shape, threads, max_positions, capacity, logit_capacity, max_pairs};
 }
 
-PackedWeight weight_of(In<uint8_t> codes, In<int16_t> scales, MaybeI16 mins, In<int32_t> row, int n, int k, int bits,
-                       int group) {
-  return {codes.data(), scales.data(), mins ? mins->data() : nullptr, row.data(), n, k, bits, group};
-}
-
-NormGain gain_of(In<int32_t> gain, int exponent, std::tuple<int, int> eps) {
-  return {gain.data(), exponent, std::get<0>(eps), std::get<1>(eps)};
+size_t bytes_of(int threads, std::vector<int> shape, int max_positions, int capacity, int logit_capacity, int max_pairs) {
+  return workspace_bytes(size_of(threads, shape, max_positions, capacity, logit_capacity, max_pairs));
 }
 
 // A runner with the Python-side calls that fill it.
@@ -50,17 +31,19 @@ class PyRunner {
  public:
   PyRunner(const std::string& tier, int threads, std::vector<int> shape, In<int32_t> low, In<int32_t> high,
            In<int32_t> sigmoid, In<int32_t> exp2_high, In<int32_t> exp2_low, std::tuple<int, int> attention, int capacity,
-           int logit_capacity, int max_pairs)
-      : hidden_(shape.at(0)), vocab_(shape.at(7)), capacity_(capacity), logit_capacity_(logit_capacity) {
-    const ModelShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3),  shape.at(4),  shape.at(5), shape.at(6),
-                       shape.at(7), shape.at(8), shape.at(9), shape.at(10), shape.at(11), shape.at(12)};
-    num_experts_ = s.num_experts, top_k_ = s.top_k, num_layers_ = s.num_layers;
-    max_positions_ = int(high.shape(0)) * 256;
+           int logit_capacity, int max_pairs, std::optional<Out<uint8_t>> memory)
+      : capacity_(capacity), logit_capacity_(logit_capacity), max_positions_(int(high.shape(0)) * 256) {
+    const WorkspaceSize size = size_of(threads, shape, max_positions_, capacity, logit_capacity, max_pairs);
+    const ModelShape& s = size.shape;
+    hidden_ = s.hidden, vocab_ = s.vocab, num_experts_ = s.num_experts, top_k_ = s.top_k, num_layers_ = s.num_layers;
     page_bytes_ = size_t(s.num_layers) * s.num_kv_heads * kPageTiles * kv_tile_bytes(s.head_dim);
-    const Tables tables{{low.data(), high.data()}, sigmoid.data(), {exp2_high.data(), exp2_low.data()}, max_positions_, std::get<0>(attention),
-                        std::get<1>(attention)};
-    require(max_pairs > 0, "there is no room for a pair");
-    runner_ = std::make_unique<Runner>(tier_named(tier), threads, s, tables, capacity, logit_capacity, max_pairs);
+    const Tables tables{{low.data(), high.data()}, sigmoid.data(), {exp2_high.data(), exp2_low.data()}, max_positions_,
+                        std::get<0>(attention), std::get<1>(attention)};
+    if (memory) {
+      require(memory->size() >= workspace_bytes(size), "the memory is too small");
+      require(reinterpret_cast<uintptr_t>(memory->data()) % kAlignment == 0, "the memory is not at a 64-byte boundary");
+    }
+    runner_ = std::make_unique<Runner>(tier_named(tier), size, tables, memory ? memory->data() : nullptr);
   }
 
   void embed(In<uint8_t> codes, In<int16_t> scales, MaybeI16 mins, In<int32_t> row, int n, int k, int bits, int group) {
@@ -165,12 +148,16 @@ class PyRunner {
   }
 
   void run_experts(int begin, In<int32_t> experts, In<int32_t> slots, bool last) {
+    require_idle();
     require(runner_->mixture() != nullptr && runner_->mixture()->bound(), "there are no slots");
     require(0 <= begin && begin + kExpertStages <= runner_->num_ops(), "no such operation");
     require(experts.size() == slots.size(), "experts and slots differ in length");
+    std::vector<bool> given(size_t(num_experts_), false);
     for (size_t i = 0; i < slots.size(); ++i) {
       require(0 <= experts.data()[i] && experts.data()[i] < num_experts_, "no such expert");
       require(0 <= slots.data()[i] && slots.data()[i] < num_slots_, "no such slot");
+      require(!given[size_t(experts.data()[i])], "an expert is given twice");
+      given[size_t(experts.data()[i])] = true;
     }
     nb::gil_scoped_release release;
     runner_->run_part(begin, experts.data(), slots.data(), int(experts.size()), last);
@@ -189,9 +176,10 @@ class PyRunner {
   // Nanoseconds, of all threads together, spent waiting for experts to be read.
   int64_t waited() const { return runner_->mixture() ? runner_->mixture()->waited_ns() : 0; }
 
+  // Returns -1 where the hook failed; `hook_failure` then says how.
   int run(int begin, int end, In<int32_t> tokens, In<int32_t> positions, In<int32_t> sequences,
-           std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache,
-          MaybeI32 adapters) {
+          std::vector<In<int32_t>> page_tables, In<int32_t> logit_rows, Out<uint8_t> cache,
+          MaybeI32 adapters, std::optional<nb::callable> hook) {
     check(begin, end, tokens, positions, sequences, page_tables, logit_rows, cache);
     std::vector<const int32_t*> pages;
     for (const auto& table : page_tables) pages.push_back(table.data());
@@ -199,9 +187,29 @@ class PyRunner {
                       int(logit_rows.size()), logit_rows.data(), cache.data(),
                       adapters ? adapters->data() : nullptr};
     if (adapters) check_adapters(*runner_, *adapters, pages.size());
-    nb::gil_scoped_release release;
-    return runner_->run(begin, end, batch);
+    if (!hook) {
+      nb::gil_scoped_release release;
+      return runner_->run(begin, end, batch, nullptr);
+    }
+    PyParallelFor host(*hook);
+    busy_ = true;
+    int stopped;
+    {
+      nb::gil_scoped_release release;
+      stopped = runner_->run(begin, end, batch, &host);
+    }
+    busy_ = false;
+    hook_failure_ = stopped < 0 ? host.failure() : "";
+    return stopped;
   }
+
+  void set_parallel_for(int max_tasks, bool matvec) {
+    require_idle();
+    require(0 <= max_tasks && max_tasks <= kMaxTasks, "max_tasks is not between 0 and 256");
+    runner_->set_parallel_for(max_tasks, matvec);
+  }
+
+  std::string hook_failure() const { return hook_failure_; }
 
   nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> logits() {
     return {runner_->logits(), {size_t(logit_capacity_), size_t(vocab_)}, nb::find(this)};
@@ -212,6 +220,7 @@ class PyRunner {
   }
 
   void put(In<int32_t> x) {
+    require_idle();
     require(x.ndim() == 2 && x.shape(1) == size_t(hidden_), "rows of X are not [rows, hidden]");
     require(x.shape(0) >= 1 && x.shape(0) <= size_t(capacity_), "more rows than the runner holds, or none");
     runner_->put(x.data(), int(x.shape(0)));
@@ -237,8 +246,10 @@ class PyRunner {
   void check(int begin, int end, const In<int32_t>& tokens, const In<int32_t>& positions, const In<int32_t>& sequences,
              const std::vector<In<int32_t>>& page_tables, const In<int32_t>& logit_rows, const Out<uint8_t>& cache) const {
     const size_t rows = tokens.size();
+    require_idle();
     require(0 <= begin && begin <= end && end <= runner_->num_ops(), "no such range of operations");
     require(rows >= 1 && rows <= size_t(capacity_), "more rows than the runner holds, or none");
+    require(begin == 0 || !runner_->broken(), "the pass has ended where its hook failed");
     require(begin == 0 || int(rows) == runner_->pass_rows(), "the batch has not as many rows as the pass");
     require(top_k_ == 0 || runner_->mixture()->bound(), "there are no slots");
     for (int i = 0; top_k_ > 0 && i < num_layers_ * num_experts_; ++i)
@@ -271,18 +282,19 @@ class PyRunner {
     return {v.at(0), v.at(1), v.at(2), v.at(3), int32_t(v.at(4)), int32_t(v.at(5)), int32_t(v.at(6)), int32_t(v.at(7))};
   }
 
-  static void require(bool ok, const char* message) {
-    if (!ok) throw std::invalid_argument(message);
-  }
-
   void add_layer(Kind kind, int layer) {
     Operation op{kind};
     op.layer = layer;
     runner_->add(op);
   }
 
+  // A hook may call what it likes.
+  void require_idle() const { require(!busy_, "the runner is at work"); }
+
   std::unique_ptr<Runner> runner_;
-  int hidden_, vocab_, capacity_, logit_capacity_, max_positions_ = 0;
+  bool busy_ = false;
+  std::string hook_failure_;
+  int capacity_, logit_capacity_, max_positions_, hidden_ = 0, vocab_ = 0;
   size_t page_bytes_ = 0;
   int num_experts_ = 0, top_k_ = 0, num_layers_ = 0, num_slots_ = 0;
   int64_t record_bytes_ = 0;
@@ -296,132 +308,6 @@ std::vector<std::tuple<std::string, bool, std::string>> tiers() {
     out.emplace_back(s.name, s.tier != nullptr, s.reason);
   }
   return out;
-}
-
-// ---- single operations, for tests ------------------------------------------------------------------
-
-struct ActivationArrays {
-  Out<int8_t> codes;
-  Out<int16_t> scales, sums, rounded;
-  Out<int32_t> exponent;
-  Activations view(int k) { return {codes.data(), scales.data(), sums.data(), rounded.data(), exponent.data(), k}; }
-};
-
-void op_quantize(const std::string& tier, In<int64_t> x, int exponent, Out<int8_t> codes, Out<int16_t> scales,
-                 Out<int16_t> sums, Out<int16_t> rounded, Out<int32_t> out_exponent) {
-  ActivationArrays out{codes, scales, sums, rounded, out_exponent};
-  tier_named(tier).quantize_i64(x.data(), exponent, out.view(int(x.size())), 0);
-}
-
-void op_quantize_i32(const std::string& tier, In<int32_t> x, int exponent, Out<int8_t> codes, Out<int16_t> scales,
-                     Out<int16_t> sums, Out<int16_t> rounded, Out<int32_t> out_exponent) {
-  ActivationArrays out{codes, scales, sums, rounded, out_exponent};
-  tier_named(tier).quantize_i32(x.data(), exponent, out.view(int(x.size())), 0);
-}
-
-std::vector<int64_t> op_project(const std::string& tier, In<uint8_t> wcodes, In<int16_t> wscales, MaybeI16 mins, In<int32_t> row, int n,
-                   int k, int bits, int group, Out<int8_t> codes, Out<int16_t> scales, Out<int16_t> sums,
-                   Out<int16_t> rounded, Out<int32_t> exponent, int first_tile, int last_tile, MaybeI32 bias,
-                   bool residual, Out<int32_t> y, int fraction_bits) {
-  ActivationArrays x{codes, scales, sums, rounded, exponent};
-  std::vector<int64_t> clipped(exponent.size());
-  tier_named(tier).project(weight_of(wcodes, wscales, mins, row, n, k, bits, group), x.view(k), 0, int(exponent.size()),
-                           first_tile, last_tile, bias ? bias->data() : nullptr, residual, y.data(),
-                           ptrdiff_t(y.shape(1)), fraction_bits, clipped.data());
-  return clipped;
-}
-
-void op_norm(const std::string& tier, In<int32_t> x, In<int32_t> gain, int gain_exponent, std::tuple<int, int> eps,
-             int fraction_bits, Out<int8_t> codes, Out<int16_t> scales, Out<int16_t> sums, Out<int16_t> rounded,
-             Out<int32_t> exponent) {
-  ActivationArrays out{codes, scales, sums, rounded, exponent};
-  std::vector<int32_t> scratch(x.size());
-  tier_named(tier).norm_quantize(x.data(), gain_of(gain, gain_exponent, eps), fraction_bits, out.view(int(x.size())), 0,
-                                 scratch.data());
-}
-
-int64_t op_head_norm(const std::string& tier, Out<int32_t> x, In<int32_t> gain, int gain_exponent,
-                     std::tuple<int, int> eps, int fraction_bits) {
-  int64_t clipped = 0;
-  tier_named(tier).norm_rescale(x.data(), int(x.size()), gain_of(gain, gain_exponent, eps), fraction_bits, &clipped);
-  return clipped;
-}
-
-int64_t op_rope(const std::string& tier, Out<int32_t> x, In<int32_t> low, In<int32_t> high, int position) {
-  int64_t clipped = 0;
-  std::vector<int32_t> turn(x.size());
-  const int head_dim = int(x.size());
-  tier_named(tier).rotary({low.data(), high.data()}, head_dim, position, turn.data());
-  tier_named(tier).rope(x.data(), head_dim, turn.data(), &clipped);
-  return clipped;
-}
-
-void op_land(const std::string& tier, Out<uint8_t> tile, int slot, In<int32_t> key, In<int32_t> value, int fraction_bits) {
-  tier_named(tier).land(tile.data(), slot, key.data(), value.data(), int(key.size()), fraction_bits);
-}
-
-// tiles u8[count, tile bytes] 64-byte aligned, q i32[rows, head_dim], visible i32[rows].
-std::vector<int64_t> op_attend(const std::string& tier, In<uint8_t> tiles, In<int32_t> q, In<int32_t> visible,
-                  std::tuple<int, int> scale, int fraction_bits, Out<int32_t> out) {
-  const int rows = int(q.shape(0)), d = int(q.shape(1));
-  std::vector<const uint8_t*> records;
-  for (size_t i = 0; i < tiles.shape(0); ++i) records.push_back(tiles.data() + i * tiles.shape(1));
-  std::vector<const int32_t*> queries;
-  std::vector<int32_t*> outs;
-  for (int i = 0; i < rows; ++i) {
-    queries.push_back(q.data() + ptrdiff_t(i) * d);
-    outs.push_back(out.data() + ptrdiff_t(i) * d);
-  }
-  std::vector<uint8_t> scratch(attend_scratch_bytes(rows, int(records.size()) * kTile, d) + 64);
-  const uintptr_t at = (reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64;
-  std::vector<int64_t> clipped(size_t(rows), 0);
-  const AttentionShape shape{d, std::get<0>(scale), std::get<1>(scale), fraction_bits};
-  tier_named(tier).attend(shape, records.data(), queries.data(), visible.data(), rows, outs.data(),
-                          reinterpret_cast<void*>(at), clipped.data());
-  return clipped;
-}
-
-void op_silu_mul(const std::string& tier, In<int32_t> gate, In<int32_t> up, In<int32_t> table, int fraction_bits,
-                 Out<int8_t> codes, Out<int16_t> scales, Out<int16_t> sums, Out<int16_t> rounded, Out<int32_t> exponent) {
-  ActivationArrays out{codes, scales, sums, rounded, exponent};
-  std::vector<int64_t> scratch(gate.size());
-  tier_named(tier).silu_mul_quantize(gate.data(), up.data(), table.data(), fraction_bits, out.view(int(gate.size())), 0,
-                                     scratch.data());
-}
-
-// R14 in one call, or with groups of terms (one call each, empty ones included): outputs i32[count, k].
-int64_t op_mix(const std::string& tier, Out<int32_t> x, In<int32_t> outputs, In<int32_t> shares) {
-  std::vector<const int32_t*> rows;
-  for (size_t i = 0; i < shares.size(); ++i) rows.push_back(outputs.data() + i * x.size());
-  int64_t clipped = 0;
-  tier_named(tier).mix(x.data(), rows.data(), shares.data(), int(rows.size()), int(x.size()), &clipped);
-  return clipped;
-}
-
-int64_t op_mix_groups(const std::string& tier, Out<int32_t> x, In<int32_t> outputs, In<int32_t> shares,
-                      std::vector<int> counts) {
-  const Tier& t = tier_named(tier);
-  std::vector<int64_t> sums(x.size(), 77);  // the first call sets them
-  size_t at = 0;
-  int64_t clipped = 0;
-  bool first = true;
-  for (int count : counts) {
-    std::vector<const int32_t*> rows;
-    for (int i = 0; i < count; ++i) rows.push_back(outputs.data() + (at + size_t(i)) * x.size());
-    t.add_terms(sums.data(), rows.data(), shares.data() + at, count, int(x.size()), first);
-    first = false;
-    at += size_t(count);
-  }
-  t.add_sums(x.data(), sums.data(), int(x.size()), &clipped);
-  return clipped;
-}
-
-int64_t op_embed(const std::string& tier, In<uint8_t> codes, In<int16_t> scales, MaybeI16 mins, In<int32_t> row, int n,
-                 int k, int bits, int group, int token, int fraction_bits, Out<int32_t> out) {
-  int64_t clipped = 0;
-  tier_named(tier).embed(weight_of(codes, scales, mins, row, n, k, bits, group), token, fraction_bits, out.data(),
-                         &clipped);
-  return clipped;
 }
 
 // how: inverse temperature, top_k, top_p, min_p, reach, fraction bits (arith/sampling.py).
@@ -441,7 +327,7 @@ int draw_token(In<T> logits, std::tuple<int64_t, int64_t, int64_t, int64_t, int6
 void bind_runner(nb::module_& m) {
   nb::class_<PyRunner>(m, "Runner")
       .def(nb::init<const std::string&, int, std::vector<int>, In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>,
-                    In<int32_t>, std::tuple<int, int>, int, int, int>())
+                    In<int32_t>, std::tuple<int, int>, int, int, int, std::optional<Out<uint8_t>>>())
       .def("embed", &PyRunner::embed, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a, "group"_a)
       .def("project", &PyRunner::project, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
            "group"_a, "target"_a, "bias"_a.none(), "residual"_a)
@@ -471,11 +357,12 @@ void bind_runner(nb::module_& m) {
       .def("failure", &PyRunner::failure)
       .def("expert_bytes", &PyRunner::expert_bytes)
       .def("waited", &PyRunner::waited)
-      .def("run", &PyRunner::run, "begin"_a, "end"_a, "tokens"_a, "positions"_a, "sequences"_a, "page_tables"_a,
-           "logit_rows"_a, "cache"_a, "adapters"_a.none())
+      .def("run", &PyRunner::run)
       .def("logits", &PyRunner::logits)
       .def("residual", &PyRunner::residual)
       .def("put", &PyRunner::put)
+      .def("set_parallel_for", &PyRunner::set_parallel_for)
+      .def("hook_failure", &PyRunner::hook_failure)
       .def("pass_rows", &PyRunner::pass_rows)
       .def("row_clipped", &PyRunner::row_clipped)
       .def("clipped", &PyRunner::clipped);
@@ -489,21 +376,9 @@ NB_MODULE(_native, m) {
   m.def("draw_i32", &draw_token<int32_t>);
   m.def("draw_i64", &draw_token<int64_t>);
   bind_lanes(m);
-  m.def("op_quantize", &op_quantize);
-  m.def("op_quantize_i32", &op_quantize_i32);
-  m.def("op_project", &op_project, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
-        "group"_a, "x_codes"_a, "x_scales"_a, "x_sums"_a, "x_rounded"_a, "x_exponent"_a, "first_tile"_a, "last_tile"_a,
-        "bias"_a.none(), "residual"_a, "y"_a, "fraction_bits"_a);
-  m.def("op_norm", &op_norm);
-  m.def("op_head_norm", &op_head_norm);
-  m.def("op_rope", &op_rope);
-  m.def("op_land", &op_land);
-  m.def("op_attend", &op_attend);
-  m.def("op_silu_mul", &op_silu_mul);
-  m.def("op_mix", &op_mix);
-  m.def("op_mix_groups", &op_mix_groups);
-  m.def("op_embed", &op_embed, "tier"_a, "codes"_a, "scales"_a, "mins"_a.none(), "row"_a, "n"_a, "k"_a, "bits"_a,
-        "group"_a, "token"_a, "fraction_bits"_a, "out"_a);
+  m.def("workspace_bytes", &bytes_of);
+  bind_ops(m);
+  bind_parallel_for(m);
 }
 
 }  // namespace headrace

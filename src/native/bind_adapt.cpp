@@ -1,16 +1,10 @@
 #include "bind_adapt.h"
 
-#include <stdexcept>
-
 namespace headrace {
 
 namespace {
 
-void require(bool ok, const char* message) {
-  if (!ok) throw std::invalid_argument(message);
-}
-
-PackedWeight weight_of(const PairWeight& given) {
+PackedWeight pair_weight(const PairWeight& given) {
   const auto& [codes, scales, row, n, k] = given;
   require(n > 0 && k > 0 && k % kBlock == 0, "a pair's weight has no possible size");
   const size_t rows = size_t(n + kTile - 1) / kTile * kTile, blocks = size_t(k / kBlock);
@@ -24,7 +18,7 @@ PackedWeight weight_of(const PairWeight& given) {
 int load_adapter(Runner& runner, const std::vector<PyPair>& pairs) {
   std::vector<LowRank> out;
   for (const auto& [op, offset, a, b] : pairs) {
-    const LowRank pair{op, offset, weight_of(a), weight_of(b)};
+    const LowRank pair{op, offset, pair_weight(a), pair_weight(b)};
     const PackedWeight* base = runner.adapted(op);
     require(base != nullptr, "no such operation can be adapted");
     require(pair.a.k == base->k && pair.b.k == pair.a.n, "a pair does not fit its operation");
@@ -39,7 +33,7 @@ void unload_adapter(Runner& runner, int number) {
   runner.adapters().unload(number);
 }
 
-void check_adapters(const Runner& runner, const Borrowed<int32_t>& adapters, size_t num_sequences) {
+void check_adapters(const Runner& runner, const In<int32_t>& adapters, size_t num_sequences) {
   require(adapters.size() == num_sequences, "there is no adapter, or none, for each sequence");
   for (size_t i = 0; i < num_sequences; ++i) {
     const int number = adapters.data()[i];

@@ -1,26 +1,14 @@
 // Lanes in the Python module: the GIL is released while they wait.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <new>
-#include <stdexcept>
 
-#include "bind_lanes.h"
+#include "bind_common.h"
 #include "lanes.h"
-
-namespace nb = nanobind;
 
 namespace headrace {
 namespace {
 
 using Memory = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using States = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool ok, const char* message) {
-  if (!ok) throw std::invalid_argument(message);
-}
 
 void require_slot(const Lanes& lanes, int slot) { require(0 <= slot && slot < lanes.num_slots(), "no such slot"); }
 

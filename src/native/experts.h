@@ -11,8 +11,8 @@
 #pragma once
 
 #include <atomic>
-#include <vector>
 
+#include "arena.h"
 #include "exp2.h"
 #include "ops.h"
 #include "slot_state.h"
@@ -50,16 +50,57 @@ struct MixtureShape {
   int hidden, num_experts, top_k, expert_rows, expert_width, fraction_bits;
 };
 
-class Mixture {
- public:
+// The memory of a mixture: all that depends on the rows of a pass or on the model.
+struct MixtureSpace {
+  struct Part {
+    int expert, slot, first, count;  // grouped rows
+    int at = 0;                      // where the first of them is in the buffers, once its group is open
+  };
   // What one unit of a projection computes: rows [first_row, +rows) of the buffers, tiles [first_tile, +tiles).
   struct Unit {
     int slot, first_row, rows, first_tile, tiles;
     int first_pair;  // grouped row that first_row holds
   };
+  struct Chunk {
+    int first, count;
+  };
+  struct Held {  // which grouped rows of an expert the open group computes
+    int first = 0, end = 0, at = 0;
+  };
+  // Vectors of grouped rows.
+  struct Vectors {
+    Vectors(Arena& arena, int k, int rows);
+    Activations view() { return {codes.data(), scales.data(), sums.data(), rounded.data(), exponents.data(), k}; }
+    size_t nbytes() const {
+      return codes.size() + 2 * (scales.size() + sums.size() + rounded.size()) + 4 * exponents.size();
+    }
+    int k;
+    Array<int8_t> codes;
+    Array<int16_t> scales, sums, rounded;
+    Array<int32_t> exponents;
+  };
 
+  MixtureSpace(Arena& arena, const MixtureShape& shape, int num_threads, int capacity, int max_pairs);
+
+  const size_t max_pairs;  // that the buffers hold
+  Array<int32_t> chosen, shares, gates;  // [rows][top_k], [rows][top_k], [rows]
+  Array<int32_t> guessed;                // [kForecastRows][top_k]
+  Array<int32_t> start, place, row_of;   // [experts + 1], [rows][top_k], [grouped rows]
+  Array<Held> held;                      // [experts]; unused where the pass is mixed at once
+  Vectors gathered, inner;
+  Array<int32_t> wide, outputs;  // [max_pairs][2 expert_rows], [max_pairs][hidden]
+  Array<int64_t> sums;           // [capacity][hidden] where a pass may have more pairs than fit
+  List<Part> parts;
+  Array<Part> late;  // as many
+  List<Unit> units;
+  List<Chunk> chunks;
+};
+
+class Mixture {
+ public:
+  // The space outlives it.
   Mixture(const Tier& tier, const MixtureShape& shape, const Exp2& exp2, const int32_t* sigmoid, int num_threads,
-          int capacity, int max_pairs);
+          MixtureSpace& space);
 
   void bind(const ExpertSlots& slots) { slots_ = slots; }
   bool bound() const { return slots_.memory != nullptr; }
@@ -73,11 +114,11 @@ class Mixture {
   // Groups the rows by expert, once all have chosen; false when an expert that was chosen, or guessed for layer
   // `ahead`, has no slot. ahead -1: there are no guesses.
   bool group(int layer, int rows, int ahead);
-  const int32_t* guessed() const { return guessed_.data(); }
+  const int32_t* guessed() const { return space_.guessed.data(); }
   int guessed_rows() const { return guessed_rows_; }
-  const int32_t* chosen() const { return chosen_.data(); }
+  const int32_t* chosen() const { return space_.chosen.data(); }
   int rows() const { return rows_; }
-  int32_t gate(int row) const { return gates_[size_t(row)]; }
+  int32_t gate(int row) const { return space_.gates[size_t(row)]; }
 
   // Chooses what the next stages compute: the experts of `layer` from the table, or `count` given ones, the `last` of
   // the layer or not.
@@ -86,22 +127,22 @@ class Mixture {
   // What was taken is computed group by group: opens the next one, which may be empty. One group is all of it where the
   // pass is mixed at once.
   void open_group();
-  bool more_groups() const { return group_end_ < parts_.size(); }
+  bool more_groups() const { return group_end_ < space_.parts.size(); }
   // Whether the stage of mixing has something to do for the open group.
   bool mixes() const { return !whole_ || last_; }
 
   int gather_units() const { return rows_ == 1 ? 0 : int(group_end_ - group_begin_); }
   int open_projection(const WeightSpans& w);  // makes the units; returns how many
-  int silu_units() const { return int(chunks_.size()); }
+  int silu_units() const { return int(space_.chunks.size()); }
   void gather(int unit, const Activations& x);
   // Projections count the clips of each row of their unit: clipped i64[unit_rows(unit)], zeros before.
   void gate_up(int unit, const ExpertLayout& layout, const Activations& x, int64_t* clipped);
   void silu(int unit, int64_t* scratch, int32_t* padded);
   void down(int unit, const ExpertLayout& layout, int64_t* clipped);
   void mix(int32_t* x, int row, int64_t* clipped);
-  int unit_rows(int unit) const { return units_[size_t(unit)].rows; }
+  int unit_rows(int unit) const { return space_.units[size_t(unit)].rows; }
   // The row of the pass that row `index` of a unit belongs to.
-  int row_of(int unit, int index) const { return row_of_[size_t(units_[size_t(unit)].first_pair + index)]; }
+  int row_of(int unit, int index) const { return space_.row_of[size_t(space_.units[size_t(unit)].first_pair + index)]; }
 
   // Bytes of what depends on the rows of a pass.
   size_t nbytes() const;
@@ -113,28 +154,10 @@ class Mixture {
   int64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
  private:
-  struct Part {
-    int expert, slot, first, count;  // grouped rows
-    int at = 0;                      // where the first of them is in the buffers, once its group is open
-  };
-  struct Chunk {
-    int first, count;
-  };
-  struct Held {  // which grouped rows of an expert the open group computes
-    int first = 0, end = 0, at = 0;
-  };
-  // Vectors of grouped rows.
-  struct Vectors {
-    Vectors(int k, int rows);
-    Activations view() { return {codes.data(), scales.data(), sums.data(), rounded.data(), exponents.data(), k}; }
-    int k;
-    std::vector<int8_t> codes;
-    std::vector<int16_t> scales, sums, rounded;
-    std::vector<int32_t> exponents;
-    size_t nbytes() const {
-      return codes.size() + 2 * (scales.size() + sums.size() + rounded.size()) + 4 * exponents.size();
-    }
-  };
+  using Part = MixtureSpace::Part;
+  using Unit = MixtureSpace::Unit;
+  using Chunk = MixtureSpace::Chunk;
+  using Held = MixtureSpace::Held;
 
   void likeliest(const int32_t* logits, int32_t* out) const;
   bool all_have_slots(int layer, const int32_t* experts, int count) const;
@@ -147,24 +170,14 @@ class Mixture {
   const Exp2 exp2_;
   const int32_t* sigmoid_;
   const int num_threads_;
-  const size_t max_pairs_;  // that the buffers hold
+  MixtureSpace& space_;
   ExpertSlots slots_{};
 
   int rows_ = 0, layer_ = 0, guessed_rows_ = 0, guessed_layer_ = -1;
   bool whole_ = true;  // all pairs of the pass fit: mixed at once
   bool last_ = true;   // what was taken is the last of the layer
-  std::vector<int32_t> chosen_, shares_, gates_;  // [rows][top_k], [rows][top_k], [rows]
-  std::vector<int32_t> guessed_;                  // [kForecastRows][top_k]
-  std::vector<int32_t> start_, place_, row_of_;   // [experts + 1], [rows][top_k], [grouped rows]
-  std::vector<Part> parts_;
   size_t group_begin_ = 0, group_end_ = 0;  // the open group among them
   int groups_ = 0;                          // of this layer, the open one included
-  std::vector<Held> held_;                  // [experts]; unused where the pass is mixed at once
-  std::vector<Unit> units_;
-  std::vector<Chunk> chunks_;
-  Vectors gathered_, inner_;
-  std::vector<int32_t> wide_, outputs_;  // [max_pairs][2 expert_rows], [max_pairs][hidden]
-  std::vector<int64_t> sums_;            // [capacity][hidden] where a pass may have more pairs than fit
   int64_t uses_ = 0, foretold_ = 0, foretold_right_ = 0;
   int right_[kForecastRows] = {};  // of a row's choices those that had been guessed
   std::atomic<int> failed_{-1};

@@ -8,86 +8,40 @@ namespace headrace {
 
 namespace {
 
-constexpr int kMaxQueries = 24;               // query heads of one attention call
-constexpr int kScoreBudget = 64 * 1024;       // their scores, so that these stay in a core's cache
 constexpr int kProjectRows = 96;              // rows that a projection's unit takes, a multiple of 12 and of 16
 constexpr size_t kProjectBytes = 512 * 1024;  // weights of a unit, so that they stay in a core's cache
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-// A 64-byte aligned address inside a buffer that is 64 bytes longer than needed.
-uint8_t* aligned(std::vector<uint8_t>& bytes) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(bytes.data());
-  return reinterpret_cast<uint8_t*>((at + 63) / 64 * 64);
+// Everything in memory that is zero, so that nothing depends on what was in it.
+Workspace prepared(uint8_t* memory, std::vector<uint8_t>& own, const WorkspaceSize& size) {
+  if (memory == nullptr) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(own.data());
+    memory = reinterpret_cast<uint8_t*>((at + kAlignment - 1) / kAlignment * kAlignment);
+  } else {
+    std::memset(memory, 0, workspace_bytes(size));
+  }
+  Arena arena(memory);
+  return Workspace(arena, size);
 }
 
 bool makes_vectors(Kind kind) { return kind == Kind::kNorm || kind == Kind::kQuantize || kind == Kind::kSiluMul; }
 
-// Scratch of one attention call: one token's heads and all keys, or more queries within the budget of scores.
-size_t attention_bytes(const ModelShape& shape, int max_positions) {
-  const int heads = std::min(kMaxQueries, shape.num_heads / shape.num_kv_heads);
-  return attend_scratch_bytes(heads, max_positions, shape.head_dim) +
-         attend_scratch_bytes(kMaxQueries, 2 * kTile, shape.head_dim) + kScoreBudget * sizeof(int32_t);
-}
-
 }  // namespace
 
-struct Runner::Thread {
-  Thread(const ModelShape& shape, int widest, int max_positions, int capacity)
-      : clipped(size_t(capacity) * kNumSites),
-        wide(size_t(std::max(std::max(widest, shape.expert_width), shape.head_dim))),
-        padded(size_t(std::max(shape.ffn_width, shape.expert_width)) * 2),
-        logits(size_t(shape.num_experts) + 1),
-        turn(size_t(shape.head_dim)),
-        tiles(size_t(divide_up(max_positions, kTile)) + 1),
-        scratch(attention_bytes(shape, max_positions) + 64),
-        codes(size_t(widest) + 64),
-        scales(size_t(widest / kBlock) + 64),
-        sums(scales.size()),
-        rounded(scales.size()) {}
-
-  Activations own(int k) { return {codes.data(), scales.data(), sums.data(), rounded.data(), &exponent, k}; }
-
-  std::vector<int64_t> clipped;  // [rows of the pass][sites]
-  std::vector<int64_t> wide;
-  std::vector<int32_t> padded, logits, turn;
-  std::vector<const uint8_t*> tiles;
-  std::vector<uint8_t> scratch;
-  // The vector of a single row, and the run and operation that it was made for.
-  std::vector<int8_t> codes;
-  std::vector<int16_t> scales, sums, rounded;
-  int32_t exponent = 0;
-  int64_t made_run = -1;
-  int made_stage = -1;
-};
-
-Runner::Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
-               int logit_capacity, int max_pairs)
+Runner::Runner(const Tier& tier, const WorkspaceSize& size, const Tables& tables, uint8_t* memory)
     : tier_(tier),
-      shape_(shape),
+      shape_(size.shape),
       tables_(tables),
-      widths_{shape.hidden, shape.qkv_size(), shape.q_size(), 2 * shape.ffn_rows, shape.vocab, shape.hidden},
-      adapters_(tier, num_threads, capacity),
-      pool_(num_threads, *this) {
-  for (int i = 0; i < kNumBuffers; ++i) {
-    if (i == kShared && shape.top_k == 0) continue;
-    buffers_[i].resize(size_t(widths_[i]) * size_t(i == kLogits ? logit_capacity : capacity));
+      own_(memory == nullptr ? workspace_bytes(size) + kAlignment : 0),
+      space_(prepared(memory, own_, size)),
+      adapters_(tier, size.num_threads, size.capacity),
+      pool_(size.num_threads, *this) {
+  if (space_.mixture != nullptr) {
+    const MixtureShape mixture{shape_.hidden,      shape_.num_experts,  shape_.top_k,
+                               shape_.expert_rows, shape_.expert_width, shape_.fraction_bits};
+    mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, size.num_threads, *space_.mixture);
   }
-  const int widest = std::max(shape.hidden, std::max(shape.q_size(), shape.ffn_width));
-  const size_t blocks = size_t(widest / kBlock) * capacity;
-  codes_.resize(size_t(widest) * capacity + 64);  // kernels may read a vector past the end
-  scales_.resize(blocks + 64);
-  sums_.resize(blocks + 64);
-  rounded_.resize(blocks + 64);
-  exponents_.resize(size_t(capacity));
-  origins_.resize(size_t(capacity));
-  row_blocks_.reserve(size_t(capacity));
-  if (shape.top_k > 0) {
-    const MixtureShape mixture{shape.hidden,      shape.num_experts,  shape.top_k,
-                               shape.expert_rows, shape.expert_width, shape.fraction_bits};
-    mixture_ = std::make_unique<Mixture>(tier, mixture, tables.exp2, tables.sigmoid, num_threads, capacity, max_pairs);
-  }
-  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<Thread>(shape, widest, tables.max_positions, capacity));
 }
 
 Runner::~Runner() = default;
@@ -113,19 +67,20 @@ int64_t Runner::clipped(int site) const {
 
 int64_t Runner::clipped(int row, int site) const {
   int64_t sum = 0;
-  for (const auto& thread : threads_) sum += thread->clipped[size_t(row) * kNumSites + site];
+  for (const auto& thread : space_.threads) sum += thread->clipped[size_t(row) * kNumSites + site];
   return sum;
 }
 
 int64_t* Runner::clips(Thread& t, int row, Site site) {
-  return t.clipped.data() + size_t(origins_[size_t(row)]) * kNumSites + site;
+  return t.clipped.data() + size_t(space_.origins[size_t(row)]) * kNumSites + site;
 }
 
 void Runner::begin_pass(int rows) {
   for (int site = 0; site < kNumSites; ++site) clipped_before_[site] = clipped(site);
-  for (auto& thread : threads_) std::fill_n(thread->clipped.begin(), size_t(pass_rows_) * kNumSites, 0);
-  std::iota(origins_.begin(), origins_.begin() + rows, 0);
+  for (auto& thread : space_.threads) std::fill_n(thread->clipped.begin(), size_t(pass_rows_) * kNumSites, 0);
+  std::iota(space_.origins.begin(), space_.origins.begin() + rows, 0);
   rows_ = pass_rows_ = rows;
+  broken_ = false;
   if (mixture_) mixture_->begin();
 }
 
@@ -135,7 +90,7 @@ void Runner::put(const int32_t* x, int rows) {
 }
 
 Activations Runner::activations(int k) {
-  return {codes_.data(), scales_.data(), sums_.data(), rounded_.data(), exponents_.data(), k};
+  return {space_.codes.data(), space_.scales.data(), space_.sums.data(), space_.rounded.data(), space_.exponents.data(), k};
 }
 
 void Runner::add_experts(int layer, const ExpertLayout& layout) {
@@ -168,16 +123,23 @@ void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router
   ops_.back().ahead_router = router;
 }
 
-int Runner::run(int begin, int end, const Batch& batch) {
+int Runner::run(int begin, int end, const Batch& batch, ParallelFor* hook) {
   batch_ = batch;
+  hook_ = max_tasks_ > 1 && pool_.size() == 1 ? hook : nullptr;
+  hook_failed_ = false;
   ++run_;
   stopped_ = end;
   part_ = false;
   if (begin == 0) begin_pass(batch.rows);
+  const size_t counts = size_t(pass_rows_) * kNumSites;
+  if (hook_ != nullptr) std::copy_n(space_.threads[0]->clipped.begin(), counts, space_.clipped_before.begin());
   make_row_blocks();
   adapters_.begin(batch);
   pool_.run(begin, end);
-  return stopped_;
+  if (!hook_failed_) return stopped_;
+  std::copy_n(space_.clipped_before.begin(), counts, space_.threads[0]->clipped.begin());
+  broken_ = true;
+  return -1;
 }
 
 void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last) {
@@ -188,6 +150,7 @@ void Runner::run_part(int begin, const int32_t* experts, const int32_t* slots, i
 
 int Runner::after(int stage) {
   const Operation& op = ops_[stage];
+  if (hook_failed_) return num_ops();
   if (op.kind == Kind::kMix && mixture_->more_groups()) {
     next_group_ = true;
     return stage + 1 - kExpertStages;
@@ -209,6 +172,7 @@ int Runner::units(int stage) {
     case Kind::kAdaptDown: return adapters_.active() ? adapters_.down_units(stage) : 0;
     case Kind::kAdaptUp: return adapters_.active() ? adapters_.up_units(stage - 1) : 0;
     case Kind::kProject: {
+      if (hooked(op)) return 1;
       const Split by = split(op);
       return by.row_blocks * by.tile_blocks;
     }
@@ -223,7 +187,7 @@ int Runner::units(int stage) {
 
 void Runner::run(int stage, int unit, int thread) {
   const Operation& op = ops_[stage];
-  Thread& t = *threads_[thread];
+  Thread& t = *space_.threads[thread];
   switch (op.kind) {
     case Kind::kEmbed: return for_rows(unit, t, &Runner::embed, op);
     case Kind::kHeadNorm: return for_rows(unit, t, &Runner::head_norm, op);
@@ -363,7 +327,7 @@ void Runner::add_shared(const Operation&, Thread& t, int row) {
 void Runner::select() {
   for (int i = 0; i < batch_.num_logit_rows; ++i) {
     std::memmove(row_of(kX, i), row_of(kX, batch_.logit_rows[i]), size_t(shape_.hidden) * 4);
-    origins_[size_t(i)] = origins_[size_t(batch_.logit_rows[i])];
+    space_.origins[size_t(i)] = space_.origins[size_t(batch_.logit_rows[i])];
   }
   rows_ = batch_.num_logit_rows;
 }
@@ -394,29 +358,73 @@ Activations Runner::vectors(const Operation& op, int stage, Thread& t) {
 
 // One unit of what adapters add. They read what the projection at the stage before read: the thread may have it still.
 void Runner::adapt(const Operation& op, int stage, int unit, int thread) {
-  Thread& t = *threads_[thread];
+  Thread& t = *space_.threads[thread];
   int64_t clipped[Adapters::kRows] = {0};
   if (op.kind == Kind::kAdaptDown) {
     adapters_.down(unit, vectors(op, stage - 1, t), clipped);
   } else {
-    const Target target{buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits};
+    const Target target{space_.buffers[op.target].data(), shape_.width(op.target), shape_.fraction_bits};
     adapters_.up(unit, thread, target, clipped);
   }
   const Adapters::Rows rows = adapters_.rows_of(unit);
   for (int i = 0; i < rows.count; ++i) *clips(t, rows.first + i, kSiteAdapter) += clipped[i];
 }
 
+// clipped: of each row.
+void Runner::project_rows(const Operation& op, const Activations& x, int first_row, int end_row, int first_tile,
+                          int end_tile, int64_t* clipped) {
+  std::fill_n(clipped, end_row - first_row, 0);
+  tier_.project(op.weight, x, first_row, end_row, first_tile, std::min(divide_up(op.weight.n, kTile), end_tile), op.bias,
+                op.residual, space_.buffers[op.target].data(), shape_.width(op.target), shape_.fraction_bits, clipped);
+}
+
 void Runner::project(const Operation& op, int stage, int unit, Thread& t) {
+  if (hooked(op)) return project_by_hook(op, stage, t);
   const Split by = split(op);
   const int first_row = unit % by.row_blocks * by.rows, first_tile = unit / by.row_blocks * by.tiles;
   const int end_row = std::min(rows_, first_row + by.rows);
   int64_t clipped[kProjectRows];
-  std::fill_n(clipped, end_row - first_row, 0);
-  tier_.project(op.weight, vectors(op, stage, t), first_row, end_row, first_tile,
-                std::min(divide_up(op.weight.n, kTile), first_tile + by.tiles), op.bias, op.residual,
-                buffers_[op.target].data(), widths_[op.target], shape_.fraction_bits, clipped);
+  project_rows(op, vectors(op, stage, t), first_row, end_row, first_tile, first_tile + by.tiles, clipped);
   const Site site = op.residual ? kSiteResidual : kSiteProject;
   for (int row = first_row; row < end_row; ++row) *clips(t, row, site) += clipped[row - first_row];
+}
+
+// ---- a host's parallel-for -----------------------------------------------------------------------------
+
+// Blocks of rows of a weight, each against all vectors; counts are added up one block at a time.
+struct Runner::Blocks : Task {
+  Blocks(Runner& runner, const Operation& op, const Activations& x, const RowSplit& by, Thread& t)
+      : runner(runner), op(op), x(x), by(by), t(t) {}
+
+  void run(int index) override {
+    const int tiles = by.rows / kTile, first_tile = index * tiles;
+    for (int row = 0; row < runner.rows_; row += kProjectRows) {
+      const int end = std::min(runner.rows_, row + kProjectRows);
+      int64_t clipped[kProjectRows];
+      runner.project_rows(op, x, row, end, first_tile, first_tile + tiles, clipped);
+      const Site site = op.residual ? kSiteResidual : kSiteProject;
+      std::lock_guard<std::mutex> lock(counting);
+      for (int i = row; i < end; ++i) *runner.clips(t, i, site) += clipped[i - row];
+    }
+  }
+
+  Runner& runner;
+  const Operation& op;
+  const Activations x;
+  const RowSplit by;
+  Thread& t;
+  std::mutex counting;
+};
+
+bool Runner::hooked(const Operation& op) const {
+  return hook_ != nullptr && (op.target == kLogits || (matvec_ && rows_ == 1)) &&
+         split_rows(op.weight, max_tasks_).count > 1;
+}
+
+void Runner::project_by_hook(const Operation& op, int stage, Thread& t) {
+  const RowSplit by = split_rows(op.weight, max_tasks_);
+  Blocks blocks(*this, op, vectors(op, stage, t), by, t);
+  hook_failed_ = !hook_->run(by.count, blocks);
 }
 
 // ---- attention -----------------------------------------------------------------------------------------
@@ -431,37 +439,37 @@ uint8_t* Runner::tile(int row, int layer, int head, int position) const {
 
 // Rows of one sequence that attend together, as many as the limits on queries and scores allow.
 void Runner::make_row_blocks() {
-  row_blocks_.clear();
+  space_.row_blocks.clear();
   const int most = std::max(1, kMaxQueries / heads_a_group());
   for (int row = 0; row < batch_.rows; ++row) {
-    if (!row_blocks_.empty()) {
-      RowBlock& last = row_blocks_.back();
+    if (!space_.row_blocks.empty()) {
+      RowBlock& last = space_.row_blocks.back();
       const int64_t scores = int64_t(last.count + 1) * heads_a_group() * (batch_.positions[row] + kTile);
       if (batch_.sequences[row] == batch_.sequences[last.first] && last.count < most && scores <= kScoreBudget) {
         ++last.count;
         continue;
       }
     }
-    row_blocks_.push_back({row, 1});
+    space_.row_blocks.push_back({row, 1});
   }
 }
 
 // The groups (a block of rows and a kv head) that are taken whole; the heads of the rest are units of their own,
 // so that few groups still keep every thread busy.
 int Runner::whole_groups() const {
-  const int groups = int(row_blocks_.size()) * shape_.num_kv_heads, n = pool_.size();
+  const int groups = int(space_.row_blocks.size()) * shape_.num_kv_heads, n = pool_.size();
   return groups >= 8 * n ? groups : groups / n * n;
 }
 
 int Runner::attend_units() const {
-  const int groups = int(row_blocks_.size()) * shape_.num_kv_heads, whole = whole_groups();
+  const int groups = int(space_.row_blocks.size()) * shape_.num_kv_heads, whole = whole_groups();
   return whole + (groups - whole) * heads_a_group();
 }
 
 void Runner::attend(const Operation& op, int unit, Thread& t) {
   const int whole = whole_groups(), shared = heads_a_group();
   const int group = unit < whole ? unit : whole + (unit - whole) / shared;
-  const RowBlock& block = row_blocks_[row_blocks_.size() - 1 - group / shape_.num_kv_heads];  // the longest first
+  const RowBlock& block = space_.row_blocks[space_.row_blocks.size() - 1 - group / shape_.num_kv_heads];  // the longest first
   const int kv = group % shape_.num_kv_heads, head = kv * shared;
   if (unit < whole) return attend_heads(op, t, block, kv, head, shared);
   attend_heads(op, t, block, kv, head + (unit - whole) % shared, 1);
@@ -483,7 +491,7 @@ void Runner::attend_heads(const Operation& op, Thread& t, const RowBlock& block,
       visible[count++] = batch_.positions[row] + 1;
       if (count < kMaxQueries && !(row == last && head == first_head + num_heads - 1)) continue;
       int64_t clipped[kMaxQueries] = {0};
-      tier_.attend(attention, t.tiles.data(), q, visible, count, out, aligned(t.scratch), clipped);
+      tier_.attend(attention, t.tiles.data(), q, visible, count, out, t.scratch.data(), clipped);
       for (int i = 0; i < count; ++i) *clips(t, rows[i], kSiteAttention) += clipped[i];
       count = 0;
     }

@@ -1,6 +1,6 @@
 // Runs a program: the flat list of operations that src/headrace/kernels/program.py describes.
 //
-// All memory is allocated when the runner is made. A run is a job of the pool: an operation is a stage, its units
+// All memory is taken when the runner is made, from one block. A run is a job of the pool: an operation is a stage, its units
 // are ranges of rows, blocks of a projection or heads. With a single row the vector that a projection reads is
 // made by each thread that takes part in it, which costs less than a stage of its own.
 #pragma once
@@ -11,7 +11,9 @@
 #include "adapt.h"
 #include "experts.h"
 #include "ops.h"
+#include "parallel_for.h"
 #include "pool.h"
+#include "workspace.h"
 
 namespace headrace {
 
@@ -23,9 +25,6 @@ enum class Kind {
   kAdaptDown, kAdaptUp, kGather, kExpertGateUp, kExpertSilu, kExpertDown, kMix, kAddShared
 };
 constexpr int kExpertStages = 5;  // kGather to kMix
-enum BufferId { kX, kQkv, kMixed, kGateUp, kLogits, kShared, kNumBuffers };
-enum Site { kSiteEmbed, kSiteProject, kSiteResidual, kSiteHeadNorm, kSiteRopeQ, kSiteRopeK, kSiteAttention,
-            kSiteRouter, kSiteExperts, kSiteShared, kSiteAdapter, kNumSites };
 
 struct Operation {
   Kind kind;
@@ -45,13 +44,6 @@ struct Operation {
   ExpertLayout layout{};
   int producer = -1;   // Project: the operation before it, when that makes this projection's vectors alone
   bool alone = false;  // Norm, Quantize, SiluMul: the other end of that
-};
-
-struct ModelShape {
-  int hidden, num_layers, num_heads, num_kv_heads, head_dim, ffn_rows, ffn_width, vocab, fraction_bits;
-  int num_experts, top_k, expert_rows, expert_width;  // 0 where no layer has experts
-  int q_size() const { return num_heads * head_dim; }
-  int qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
 struct Tables {
@@ -76,22 +68,25 @@ struct Batch {
 
 class Runner : private Job {
  public:
-  // max_pairs: (row, expert) pairs of a layer that are held at once; any number gives the same bits.
-  Runner(const Tier& tier, int num_threads, const ModelShape& shape, const Tables& tables, int capacity,
-         int logit_capacity, int max_pairs);
+  // memory: workspace_bytes(size) of it at a 64-byte boundary, which outlives the runner; null: the runner's own.
+  Runner(const Tier& tier, const WorkspaceSize& size, const Tables& tables, uint8_t* memory);
   ~Runner() override;
 
   void add(const Operation& op);
   // Adds the stages of the experts of a layer.
   void add_experts(int layer, const ExpertLayout& layout);
   // Returns the operation before which it stopped: `end`, or the one after a Route that chose an expert without a slot.
-  int run(int begin, int end, const Batch& batch);
+  // hook: computes blocks of projections of a runner of one thread, as in set_parallel_for; null: nobody does. Where it
+  // fails, the pass has ended with its counts as they were before this run, and -1 is returned.
+  int run(int begin, int end, const Batch& batch, ParallelFor* hook);
   // Some of the experts of the layer whose stages begin at `begin`; the sum of all is added with the last part.
   void run_part(int begin, const int32_t* experts, const int32_t* slots, int count, bool last);
   // Gives the last operation, a Route, the router of a later layer to guess with.
   void set_ahead(int layer, const NormGain& gain, const RouterRows& router);
   void set_lookahead(bool on) { lookahead_ = on; }
   void set_watched(bool on) { watched_ = on; }  // runs stop after every Route
+  // Into how many blocks a hook's projections are cut at most: the one into LOGITS and, with `matvec`, those of one row.
+  void set_parallel_for(int max_tasks, bool matvec) { max_tasks_ = max_tasks, matvec_ = matvec; }
   Mixture* mixture() { return mixture_.get(); }
   // Adds the stages of the adapters of the projection before.
   void add_adapt(BufferId target);
@@ -102,19 +97,18 @@ class Runner : private Job {
 
   // Makes i32[rows, hidden] the X of a new pass: runs may follow that begin where nothing but X is needed.
   void put(const int32_t* x, int rows);
-  int pass_rows() const { return pass_rows_; }
+  int pass_rows() const { return pass_rows_; }  // 0 before the first pass
+  bool broken() const { return broken_; }       // the pass has ended where a hook failed: it is to begin again
 
-  const int32_t* residual() const { return buffers_[kX].data(); }
-  const int32_t* logits() const { return buffers_[kLogits].data(); }
+  const int32_t* residual() const { return space_.buffers[kX].data(); }
+  const int32_t* logits() const { return space_.buffers[kLogits].data(); }
   int num_ops() const { return int(ops_.size()); }
   int64_t clipped(int site) const;           // since the runner was made
   int64_t clipped(int row, int site) const;  // of a row of the pass, whatever Select has left of it
 
  private:
-  struct Thread;
-  struct RowBlock {
-    int first, count;
-  };
+  using Thread = ThreadSpace;
+  struct Blocks;  // of a projection, for a hook
   struct Split {  // of a projection: blocks of rows and of tiles
     int rows, tiles, row_blocks, tile_blocks;
   };
@@ -146,6 +140,10 @@ class Runner : private Job {
   Split split(const Operation& op) const;
   Activations vectors(const Operation& op, int stage, Thread& t);
   void project(const Operation& op, int stage, int unit, Thread& t);
+  void project_rows(const Operation& op, const Activations& x, int first_row, int end_row, int first_tile, int end_tile,
+                    int64_t* clipped);
+  bool hooked(const Operation& op) const;
+  void project_by_hook(const Operation& op, int stage, Thread& t);
 
   void make_row_blocks();
   int whole_groups() const;
@@ -155,20 +153,16 @@ class Runner : private Job {
   uint8_t* tile(int row, int layer, int head, int position) const;
 
   Activations activations(int k);
-  int32_t* row_of(BufferId buffer, int row) { return buffers_[buffer].data() + ptrdiff_t(row) * widths_[buffer]; }
+  int32_t* row_of(BufferId buffer, int row) { return space_.buffers[buffer].data() + ptrdiff_t(row) * shape_.width(buffer); }
   int heads_a_group() const { return shape_.num_heads / shape_.num_kv_heads; }
 
   const Tier& tier_;
   const ModelShape shape_;
   const Tables tables_;
-  const int widths_[kNumBuffers];
   std::vector<Operation> ops_;
   int last_producer_ = -1;
-  std::vector<int32_t> buffers_[kNumBuffers];
-  std::vector<int8_t> codes_;
-  std::vector<int16_t> scales_, sums_, rounded_;
-  std::vector<int32_t> exponents_;
-  std::vector<int32_t> origins_;  // [capacity]: the row of the batch that a row is
+  std::vector<uint8_t> own_;  // memory, where none was given
+  Workspace space_;
 
   Adapters adapters_;
   std::unique_ptr<Mixture> mixture_;
@@ -183,9 +177,11 @@ class Runner : private Job {
   int stopped_ = 0;
   bool next_group_ = false;  // the stages of experts are gone through once more
   bool part_ = false;  // the experts to compute were given, not taken from the table
-  std::vector<RowBlock> row_blocks_;
+  ParallelFor* hook_ = nullptr;
+  int max_tasks_ = 0;
+  bool matvec_ = false, hook_failed_ = false;
+  bool broken_ = false;  // the pass ended where a hook failed
 
-  std::vector<std::unique_ptr<Thread>> threads_;
   Pool pool_;  // last: its threads use the rest
 };
 

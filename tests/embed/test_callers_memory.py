@@ -43,8 +43,9 @@ def test_buffers_are_used_and_not_overrun(
             assert (room[size:] == poison).all()
             assert (pool_room[pool_size:] == poison).all()
             assert (room[:size] != poison).any()
-            assert within(space.runner.residual(1), room)
-            assert within(space.runner.logits(1), room)
+            if kernels != "reference":  # it answers with copies
+                assert within(space.runner.residual(1), room)
+                assert within(space.runner.logits(1), room)
             assert within(pool.cache, pool_room)
             assert within(sequence.memory.residual, pool_room)
             sequence.release()

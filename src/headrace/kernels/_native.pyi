@@ -3,7 +3,7 @@
 `tests/kernels/test_stub.py` compares this file with the module that was built.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +16,18 @@ I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 
 def tiers() -> list[tuple[str, bool, str]]: ...
+def workspace_bytes(
+    threads: int,
+    sizes: Sequence[int],
+    max_positions: int,
+    capacity: int,
+    logit_capacity: int,
+    max_pairs: int,
+    /,
+) -> int: ...
+
+class Task:
+    def __call__(self, index: object, /) -> bool: ...
 
 class Runner:
     def __init__(
@@ -32,6 +44,7 @@ class Runner:
         capacity: int,
         logit_capacity: int,
         max_pairs: int,
+        memory: U8 | None,
         /,
     ) -> None: ...
     def embed(
@@ -126,10 +139,14 @@ class Runner:
         logit_rows: I32,
         cache: U8,
         adapters: I32 | None,
+        hook: Callable | None,  # type: ignore[type-arg]
+        /,
     ) -> int: ...
     def logits(self) -> I32: ...
     def residual(self) -> I32: ...
     def clipped(self) -> list[int]: ...
+    def set_parallel_for(self, max_tasks: int, matvec: bool, /) -> None: ...
+    def hook_failure(self) -> str: ...
     def put(self, x: I32, /) -> None: ...
     def pass_rows(self) -> int: ...
     def row_clipped(self, out: I64, /) -> None: ...

@@ -8,21 +8,23 @@ Knows the module `_native` and the arrays that it borrows; keeps them alive for 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith import numbers
 from headrace.arith.sampling import Draw, Logits
-from headrace.errors import ExpertReadError
+from headrace.errors import ExpertReadError, ParallelForError
 from headrace.kernels import _native
 from headrace.kernels import program as p
 from headrace.kernels.adapters import checked_pairs
-from headrace.kernels.workspace import check_rows
+from headrace.kernels.parallel_for import check_hook, stale
+from headrace.kernels.workspace import check_memory, check_rows
 
 I16 = NDArray[np.int16]
 I32 = NDArray[np.int32]
+Hook = Callable[[int, _native.Task], None]
 
 MAX_PAIRS = p.MAX_PAIRS  # of a runner that is made; any number gives the same results
 
@@ -37,8 +39,31 @@ class NativeBackend:
         self.name = tier
         self.threads = threads
 
-    def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> NativeRunner:
-        return NativeRunner(self, program, capacity, logit_capacity)
+    def workspace_bytes(
+        self, shape: p.ModelShape, *, max_positions: int, capacity: int, logit_capacity: int
+    ) -> int:
+        positions = -(-max_positions // numbers.ROPE_LOW) * numbers.ROPE_LOW
+        sizes = (self.threads, _sizes(shape), positions, capacity, logit_capacity, MAX_PAIRS)
+        return _native.workspace_bytes(*sizes)
+
+    def compile(
+        self,
+        program: p.Program,
+        *,
+        capacity: int,
+        logit_capacity: int,
+        memory: NDArray[np.uint8] | None = None,
+    ) -> NativeRunner:
+        if memory is not None:
+            positions = len(program.rope_high) * numbers.ROPE_LOW
+            needed = self.workspace_bytes(
+                program.shape,
+                max_positions=positions,
+                capacity=capacity,
+                logit_capacity=logit_capacity,
+            )
+            check_memory(memory, needed)
+        return NativeRunner(self, program, capacity, logit_capacity, memory)
 
     def draw(self, logits: Logits, how: Draw, word: int) -> int:
         parameters = (how.inverse_temperature, how.top_k, how.top_p, how.min_p, how.reach)
@@ -57,26 +82,27 @@ class NativeRunner:
         program: p.Program,
         capacity: int,
         logit_capacity: int,
+        memory: NDArray[np.uint8] | None,
     ) -> None:
-        s = program.shape
         self.capacity = capacity
         self._program = program  # owns the arrays that the runner borrows
-        sizes = [s.hidden, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim]
-        sizes += [s.ffn_rows, s.ffn_width, s.vocab, s.fraction_bits]
-        sizes += [s.num_experts, s.top_k, s.expert_rows, s.expert_width]
+        self._memory = memory  # borrowed, too
+        self._threads = backend.threads
+        self._hook: Hook | None = None
         self._runner: _native.Runner | None = _native.Runner(
             backend.name,
             backend.threads,
-            sizes,
+            _sizes(program.shape),
             np.ascontiguousarray(program.rope_low),
             np.ascontiguousarray(program.rope_high),
             np.ascontiguousarray(program.sigmoid),
             _HIGH,
             _LOW,
-            numbers.attention_scale(s.head_dim),
+            numbers.attention_scale(program.shape.head_dim),
             capacity,
             logit_capacity,
             MAX_PAIRS,
+            memory,
         )
         self._slots: p.ExpertSlots | None = None
         self._adapters: dict[int, p.Pairs] = {}
@@ -97,7 +123,10 @@ class NativeRunner:
             batch.logit_rows,
             cache,
             batch.adapters,
+            self._hook,
         )
+        if stopped < 0:
+            raise ParallelForError(self._open.hook_failure())
         self._raise_failure()
         return bisect_left(self._starts, stopped)
 
@@ -162,6 +191,15 @@ class NativeRunner:
         check_rows(rows, self._program.shape.hidden, self.capacity)
         self._open.put(np.ascontiguousarray(rows))
 
+    def set_parallel_for(self, hook: p.ParallelFor | None) -> None:
+        check_hook(hook, self._threads)
+        if hook is None:
+            self._open.set_parallel_for(0, False)
+            self._hook = None
+        else:
+            self._open.set_parallel_for(hook.max_tasks, hook.matvec)
+            self._hook = _caller(hook)
+
     def saturations(self) -> Mapping[str, int]:
         return dict(zip(p.SITES, self._open.clipped(), strict=True))
 
@@ -209,6 +247,25 @@ class NativeRunner:
                 runner.experts(layer, _spans(layout.gate_up), _spans(layout.down), layout.nbytes)
             case p.AddShared():
                 runner.add_shared()
+
+
+def _caller(hook: p.ParallelFor) -> Hook:
+    """What the module calls: a task there returns False where it is called too late."""
+
+    def run(count: int, task: _native.Task) -> None:
+        def call(index: int) -> None:
+            if not task(index):
+                raise stale()
+
+        hook.run(count, call)
+
+    return run
+
+
+def _sizes(s: p.ModelShape) -> list[int]:
+    sizes = [s.hidden, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim]
+    sizes += [s.ffn_rows, s.ffn_width, s.vocab, s.fraction_bits]
+    return [*sizes, s.num_experts, s.top_k, s.expert_rows, s.expert_width]
 
 
 def _router(gain: p.Gain, router: p.Router) -> tuple[I32, int, tuple[int, int], I16, I32]:

@@ -347,7 +347,8 @@ class ParallelFor:
 
     run(task_count, task) calls task(index) exactly once for each index in [0, task_count), in any order, from any
     threads at once, and returns when they have returned. Tasks release the GIL while they compute; a thread that calls
-    one needs 1 MiB of stack. A task that is called once `run` has returned raises ParallelForError and does nothing.
+    one needs 1 MiB of stack. A task that is called after `run` has returned
+    raises ParallelForError and does nothing; one that still computes then is waited for.
     max_tasks: 0 to MAX_TASKS; with 0 or 1, `run` is never called. matvec: also cut the projections of one row.
     """
 
@@ -421,10 +422,25 @@ class Runner(Protocol):
     def put(self, rows: NDArray[np.int32]) -> None:
         """Make i32[rows, hidden] the X of a new pass of 1 to `capacity` rows.
 
-        Runs may follow that begin at a mark, or wherever nothing but X is needed, with a batch of as many rows, of which
+        Runs may follow that begin at a mark, or wherever nothing but X is needed, with a batch of as many rows, whose
         tokens are then not read. So a pass can be paused at a mark by `residual`, before `Select` leaves rows out, and
         go on in another batch, runner, tier and number of threads: what follows depends on each row of X and on its own
         sequence alone. Raises InputError where the shape is another.
+        """
+
+    def set_parallel_for(self, hook: ParallelFor | None) -> None:
+        """Have a host compute blocks of projections from now on; None ends it.
+
+        Of a runner with one thread alone (InputError otherwise, and for a hook out of bounds). Cut are the projection
+        into LOGITS and, with `matvec`, every one-row `Project`, not experts; how is said in
+        `kernels.parallel_for.split_rows`: `run` is called only where that gives two blocks or more. Results are the
+        same with any hook.
+
+        A run whose hook omits, repeats or invents a task raises ParallelForError once `run` has returned, and whatever
+        `run` raises is raised as it is. Then the pass has ended: its counts (`saturations`, `row_saturations`) are as
+        before the failed range began, X is not, and KV of the batch's positions is either as before or as the range
+        writes it again. The range can be repeated from 0, or from a mark after `put` of what `residual` gave there. A
+        hook must not use the runner that calls it (ValueError).
         """
 
     def saturations(self) -> Mapping[str, int]:
@@ -445,8 +461,33 @@ class Backend(Protocol):
 
     name: str
 
-    def compile(self, program: Program, *, capacity: int, logit_capacity: int) -> Runner:
-        """Allocate the workspace and bind the program to it."""
+    def workspace_bytes(
+        self, shape: ModelShape, *, max_positions: int, capacity: int, logit_capacity: int
+    ) -> int:
+        """What `compile` needs of memory, exactly, for a program of this shape and context.
+
+        max_positions: as many as the program's rotary tables hold, or any number that rounds up to it in 256s.
+        """
+
+    def compile(
+        self,
+        program: Program,
+        *,
+        capacity: int,
+        logit_capacity: int,
+        memory: NDArray[np.uint8] | None = None,
+    ) -> Runner:
+        """Bind the program to a workspace.
+
+        memory: u8[workspace_bytes or more], contiguous, at a multiple of 64 bytes, which is zeroed, belongs to the
+        runner alone and is kept by it; without it the runner allocates as much. Raises InputError for what is not such.
+
+        In it is everything that depends on the model's sizes, capacity or context: X and the other buffers, quantised
+        vectors, scratch of threads, pairs of rows and experts, counts. Outside, and of a size that is settled here: the
+        runner with its list of operations, threads and their stacks (up to 1 MiB of each is used). A run allocates
+        besides only what its call is made of (a list of page tables, the arrays that it returns, a hook's tasks) and
+        frees it. The reference keeps its buffers there too, as int64, but computes in temporary arrays of NumPy.
+        """
 
     def draw(self, logits: Logits, how: Draw, word: int) -> int:
         """The token that the 64-bit random `word` picks from logits [vocab] (R11)."""

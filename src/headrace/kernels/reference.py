@@ -13,7 +13,8 @@ from headrace.errors import ExpertReadError
 from headrace.kernels import program as p
 from headrace.kernels.adapters import checked_pairs
 from headrace.kernels.layout import TileView, tile_record, unpack, unpack_expert
-from headrace.kernels.workspace import check_rows
+from headrace.kernels.parallel_for import check_hook, run_tasks, split_rows
+from headrace.kernels.workspace import ALIGNMENT, check_memory, check_rows
 
 Int = NDArray[np.int64]
 
@@ -23,8 +24,27 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def compile(self, program: p.Program, *, capacity: int, logit_capacity: int) -> ReferenceRunner:
-        return ReferenceRunner(program, capacity, logit_capacity)
+    def workspace_bytes(
+        self, shape: p.ModelShape, *, max_positions: int, capacity: int, logit_capacity: int
+    ) -> int:
+        return sum(_nbytes(*sizes) for sizes in _buffer_sizes(shape, capacity, logit_capacity))
+
+    def compile(
+        self,
+        program: p.Program,
+        *,
+        capacity: int,
+        logit_capacity: int,
+        memory: NDArray[np.uint8] | None = None,
+    ) -> ReferenceRunner:
+        nbytes = self.workspace_bytes(
+            program.shape, max_positions=0, capacity=capacity, logit_capacity=logit_capacity
+        )
+        if memory is None:
+            memory = np.zeros(nbytes, np.uint8)
+        else:
+            check_memory(memory, nbytes)
+        return ReferenceRunner(program, capacity, logit_capacity, memory)
 
     def draw(self, logits: sampling.Logits, how: sampling.Draw, word: int) -> int:
         return sampling.draw(logits, how, word)
@@ -33,16 +53,29 @@ class ReferenceBackend:
 class ReferenceRunner:
     """Interprets one program; see `program.Runner`."""
 
-    def __init__(self, program: p.Program, capacity: int, logit_capacity: int) -> None:
+    def __init__(
+        self,
+        program: p.Program,
+        capacity: int,
+        logit_capacity: int,
+        memory: NDArray[np.uint8],
+    ) -> None:
         shape = program.shape
         self.capacity = capacity
         self._program = program
         self._shape = shape
         self._weights: dict[int, ops.Weight] = {}
-        widths = (shape.hidden, shape.qkv_size, shape.q_size, 2 * shape.ffn_rows)
-        self._buffers = [np.zeros((capacity, w), np.int64) for w in widths]
-        self._buffers.append(np.zeros((logit_capacity, shape.vocab), np.int64))
-        self._buffers.append(np.zeros((capacity, shape.hidden), np.int64))
+        self._buffers: list[Int] = []  # views into memory
+        at = 0
+        for sizes in _buffer_sizes(shape, capacity, logit_capacity):
+            rows, width = sizes
+            view = memory[at : at + 8 * rows * width].view(np.int64).reshape(sizes)
+            view[:] = 0
+            self._buffers.append(view)
+            at += _nbytes(*sizes)
+        self._hook: p.ParallelFor | None = None
+        self._busy = False  # with a run that has a hook
+        self._broken = False  # the pass ended where a hook failed
         self._active: list[ops.Block] = []
         self._rows = 0
         self._clips = np.zeros((0, len(p.SITES)), np.int64)  # of each row of the pass, by site
@@ -61,10 +94,24 @@ class ReferenceRunner:
         self._adapters: dict[int, p.Pairs] = {}
 
     def run(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
+        self._require_idle()
         if begin == 0:
             self._begin_pass(len(batch.tokens))
         if len(batch.tokens) != len(self._clips):
             raise ValueError("the batch has not as many rows as the pass")
+        if self._broken:
+            raise ValueError("the pass has ended where its hook failed")
+        self._busy = self._hook is not None
+        before = self._clips.copy()
+        try:
+            return self._walk(begin, end, batch, cache)
+        except _HookFailed as failed:
+            self._clips, self._broken = before, True
+            raise failed.error from failed.error.__cause__
+        finally:
+            self._busy = False
+
+    def _walk(self, begin: int, end: int, batch: p.Batch, cache: NDArray[np.uint8]) -> int:
         for index in range(begin, end):
             op = self._program.ops[index]
             self._step(op, batch, cache)
@@ -84,11 +131,17 @@ class ReferenceRunner:
             self._weights.pop(id(pair.b), None)
 
     def _begin_pass(self, rows: int) -> None:
+        self._require_idle()
         self._rows = rows
+        self._broken = False
         self._clips_before += self._clips.sum(axis=0)
         self._clips = np.zeros((rows, len(p.SITES)), np.int64)
         self._origins = list(range(rows))
         self._guessed_layer = -1
+
+    def _require_idle(self) -> None:
+        if self._busy:
+            raise ValueError("the runner is at work")
 
     def bind_slots(self, slots: p.ExpertSlots) -> None:
         self._slots = slots
@@ -135,6 +188,11 @@ class ReferenceRunner:
         check_rows(rows, self._shape.hidden, self.capacity)
         self._begin_pass(len(rows))
         self._buffers[p.Buffer.X][: len(rows)] = rows
+
+    def set_parallel_for(self, hook: p.ParallelFor | None) -> None:
+        check_hook(hook, threads=1)
+        self._require_idle()
+        self._hook = hook
 
     def saturations(self) -> Mapping[str, int]:
         counts = self._clips_before + self._clips.sum(axis=0)
@@ -209,14 +267,27 @@ class ReferenceRunner:
         return ops.rms_norm(row, wide, gain.exponent, gain.eps, self._shape.fraction_bits)
 
     def _project(self, op: p.Project) -> None:
-        weight = self._unpacked(op.weight)
-        target = self._buffers[op.target]
-        bias = None if op.bias is None else op.bias.astype(np.int64)
+        hook = self._hook
+        if hook is None or not (op.target == p.Buffer.LOGITS or (hook.matvec and self._rows == 1)):
+            return self._project_rows(op, 0, op.weight.n)
+        blocks = split_rows(op.weight, hook.max_tasks)
+        if len(blocks) == 1 or not self._active:
+            return self._project_rows(op, 0, op.weight.n)
+        try:
+            run_tasks(hook, len(blocks), lambda i: self._project_rows(op, *blocks[i]))
+        except BaseException as error:
+            raise _HookFailed(error) from None
+
+    def _project_rows(self, op: p.Project, first: int, last: int) -> None:
+        """Rows [first, last) of the weight against all vectors."""
+        weight = _cut(self._unpacked(op.weight), first, last)
+        target = self._buffers[op.target][:, first:last]
+        bias = None if op.bias is None else op.bias[first:last].astype(np.int64)
         for row, x in enumerate(self._active):
             held = target[row] if op.residual else None
             out = ops.project(x, weight, self._shape.fraction_bits, bias, held)
             site = "residual" if op.residual else "project"
-            target[row, : op.weight.n] = self._count(site, row, out)
+            target[row] = self._count(site, row, out)
 
     def _adapt(self, op: p.Adapt, batch: p.Batch) -> None:
         if batch.adapters is None:
@@ -362,6 +433,35 @@ class ReferenceRunner:
         rows, shared = self._rows_of(p.Buffer.X), self._rows_of(p.Buffer.SHARED)
         for row, (x, output, gate) in enumerate(zip(rows, shared, self._gates, strict=True)):
             x[:] = self._count("shared", row, ops.add_shared(x, output, gate, table, f))
+
+
+class _HookFailed(Exception):
+    """Carries what a hook raised past the operations."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _buffer_sizes(s: p.ModelShape, capacity: int, logit_capacity: int) -> list[tuple[int, int]]:
+    """Rows and width of each `program.Buffer`."""
+    widths = (s.hidden, s.qkv_size, s.q_size, 2 * s.ffn_rows, s.vocab, s.hidden)
+    rows = [capacity] * len(widths)
+    rows[p.Buffer.LOGITS] = logit_capacity
+    return list(zip(rows, widths, strict=True))
+
+
+def _nbytes(rows: int, width: int) -> int:
+    """Of int64, in whole alignments."""
+    return -(-8 * rows * width // ALIGNMENT) * ALIGNMENT
+
+
+def _cut(w: ops.Weight, first: int, last: int) -> ops.Weight:
+    """Rows [first, last)."""
+    rows = slice(first, last)
+    mins = None if w.mins is None else w.mins[rows]
+    parameters = (w.mantissa[rows], w.exponent[rows], w.min_shift[rows])
+    return ops.Weight(w.codes[rows], w.scales[rows], mins, *parameters, w.bits, w.group)
 
 
 def _join(parts: list[ops.Keys], count: int) -> ops.Keys:
