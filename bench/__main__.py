@@ -7,6 +7,7 @@ import sys
 
 from bench import (
     ablations,
+    adapters,
     constrain,
     load,
     quality,
@@ -31,6 +32,7 @@ MEASURES = {
     "ablations": ablations.measure,
     "constrain": constrain.measure,
     "speculate": speculate.measure,
+    "adapters": adapters.measure,
 }
 
 

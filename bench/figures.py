@@ -26,6 +26,7 @@ FILES = (
     "routes",
     "constrain",
     "speculate",
+    "adapters",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from bench import adapters
 from bench.constrain import COMPILE, MASK
 from bench.constrain import SHARE as SHARE_OF_DECODE
 from bench.figures import Figures, decode_name, passes
@@ -241,4 +242,5 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "policies": policies,
     "constrain": _constrain,
     "speculate": _speculate,
+    "adapters": adapters.section,
 }

@@ -24,6 +24,7 @@ KINDS = (
     "ablation",
     "constrain",
     "speculate",
+    "adapters",
 )
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-PARTS = ("speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "report")  # fmt: skip
+PARTS = (
+    "speed", "quality", "load", "profile", "stream", "ablations", "constrain", "speculate", "adapters", "report",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def write_tensors(
     """A safetensors file of float32 (or the named types)."""
     names = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint16": "BF16", "uint8": "U8"}
     specs = [
-        TensorSpec(n, (dtypes or {}).get(n, names[str(a.dtype)]), a.shape)
+        TensorSpec(n, (dtypes or {}).get(n) or names[str(a.dtype)], a.shape)
         for n, a in tensors.items()
     ]
     with path.open("wb") as file:

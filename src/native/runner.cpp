@@ -113,8 +113,7 @@ void Runner::add_adapt(BufferId target) {
 }
 
 const PackedWeight* Runner::adapted(int op) const {
-  const bool is = op >= 0 && op < num_ops() && ops_[op].kind == Kind::kAdaptDown;
-  return is ? &ops_[op].weight : nullptr;
+  return op >= 0 && op < num_ops() && ops_[op].kind == Kind::kAdaptDown ? &ops_[op].weight : nullptr;
 }
 
 void Runner::set_ahead(int layer, const NormGain& gain, const RouterRows& router) {

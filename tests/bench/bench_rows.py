@@ -138,3 +138,12 @@ def stream_rows() -> Iterator[Row]:
     for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
         drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("speculate", "code editing", samples=(rate,), settings=drafts)
+    for name, kl in (
+        ("KL without", 0.01),
+        ("KL under the adapter", 0.011),
+        ("KL of the adapter", 0.4),
+    ):
+        yield row("adapters", name, threads=0, samples=(kl,), settings={"top1": [0.95]})
+    for name, seconds in (("reload to the first token", 0.2), ("a token without", 0.005),
+                          ("switch to the first token", 0.006)):  # fmt: skip
+        yield row("adapters", name, samples=(seconds,))

@@ -59,13 +59,15 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
     assert "| prefill 512, over llama.cpp Q4_1 | at least 3.00x | 2.00x | 2.00x | **no** |" in text
     assert "| compile | 0.000500 | 0.000900 | 0.000990 | 0.001000 | 8 |" in text
     assert "| greedy, 1 thread | 1.0% | 80 µs | 20 of 100, 7 spans | 90.0 | 80.0 |" in text
+    assert "| KL under the adapter | 0.0110 | 95.0% |" in text
+    assert "| switch to the first token | 6.00, beyond a token 0.50% of a reload |" in text
     assert "| Project head | 2.000 | 66.7% | 30.0 | 15.0 |" in text
     assert all(f"img/{name}.svg" in text for name in PLOTS)
 
 
 def test_without_rows_the_page_says_so() -> None:
     text = page.page(Figures([]))
-    assert text.count(NOTHING) == 10
+    assert text.count(NOTHING) == 11
     assert "## Targets" not in text
     assert ".svg" not in text
 

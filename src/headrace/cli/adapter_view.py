@@ -14,6 +14,7 @@ from headrace.artifact.adapter import (
     read_adapter_manifest,
     read_weights,
 )
+from headrace.artifact.adapter_places import MODULES
 
 
 def is_one(path: str) -> bool:
@@ -40,10 +41,16 @@ def describe(path: Path, manifest: AdapterManifest) -> dict[str, Any]:
         "source": dict(manifest.source),
         "targets": {
             name: {"rank": t.rank, "alpha": t.alpha, "scale": t.scale}
-            for name, t in manifest.targets.items()
+            for name, t in sorted(manifest.targets.items(), key=lambda item: _order(item[0]))
         },
         "verified": True,
     }
+
+
+def _order(name: str) -> tuple[int, int]:
+    """Layers by number, modules as they come in a layer."""
+    _, layer, module = name.split(".")
+    return int(layer), list(MODULES).index(module)
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from headrace.kernels import program as p
 from headrace.kernels.select import TIERS, select, unavailable
 from headrace.models.config import DecoderConfig
 from headrace.models.decoder import build_program
+from kernels.models import DENSE
+from kernels.models import Model as Wide
 from kernels.pairs import pairs
 
 Get = Callable[[str], Artifact]
@@ -199,3 +201,57 @@ def test_a_batch_names_loaded_adapters_alone(model: Model) -> None:
         with pytest.raises(ValueError, match="adapter"):
             runner.run(0, len(model.program.ops), batch([0], adapters), cache)
     runner.close()
+
+
+@pytest.mark.parametrize("tier", ["reference", "portable", "avx512", "amx"])
+@pytest.mark.parametrize("name", ["alone", "two-together"])
+def test_paused_at_every_layer(
+    model: Model, wanted: dict[str, Outcome], tier: str, name: str
+) -> None:
+    """X taken out and put back at every mark, as a pass that is spread over calls does it."""
+    if reason := unavailable().get(tier, ""):
+        pytest.skip(f"tier {tier}: {reason}")
+    given, ends = batch(*CASES[name]), (*model.program.marks, len(model.program.ops))
+    runner = select(tier, threads=2).compile(model.program, capacity=ROWS, logit_capacity=ROWS)
+    for each in model.adapters():
+        runner.load_adapter(each)
+    size = model.program.shape.page_bytes
+    raw = np.zeros(16 * size + 64, np.uint8)
+    cache = raw[-raw.ctypes.data % 64 :][: 16 * size].reshape(16, size)
+    begin = 0
+    for end in ends:
+        if begin:
+            runner.put(runner.residual(len(given.tokens)).copy())
+        runner.run(begin, end, given, cache)
+        begin = end
+    assert np.array_equal(runner.logits(len(given.tokens)), wanted[name].logits)
+    assert np.array_equal(cache, wanted[name].cache)
+    runner.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_beside_a_hosts_parallel_for(rows: int) -> None:
+    """Projections that a host computes in blocks; what adapters add is not cut."""
+    wide = Wide(replace(DENSE, vocab_size=5000, hidden_size=512, ffn_size=1000, num_heads=16))
+    calls = []
+
+    def host(count: int, task: Callable[[int], None]) -> None:
+        calls.append(count)
+        for index in reversed(range(count)):
+            task(index)
+
+    def logits(hook: p.ParallelFor | None) -> bytes:
+        runner = select("portable", threads=1).compile(
+            wide.program, capacity=rows, logit_capacity=rows
+        )
+        number = runner.load_adapter(pairs(wide.config, [0, 1], ALL, 5))
+        runner.set_parallel_for(hook)
+        cache = np.zeros((4, wide.program.shape.page_bytes), np.uint8)
+        given = batch([0] * rows, [number])
+        runner.run(0, len(wide.program.ops), replace(given, tokens=given.tokens % 64), cache)
+        out = runner.logits(rows).tobytes() + cache.tobytes()
+        runner.close()
+        return out
+
+    assert logits(p.ParallelFor(host, 8, matvec=True)) == logits(None)
+    assert len(calls) >= (3 if rows == 1 else 1)  # with more rows the head alone
