@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import loras
 from embed.frames import CONTEXT, PROMPT, Frame, generated, make_workspace, opened, step
 from headrace import embed
 from headrace.artifact.container import Artifact
 from headrace.embed import errors
 from headrace.engine.engine import Engine
 from headrace.kernels.select import TIERS
-from law import loras
 
 Get = Callable[[str], Artifact]
 

@@ -75,7 +75,7 @@ def test_steps_take_nothing_that_grows(tiny_artifact: Get, family: str, mode: st
                 steps(50)
                 gc.collect()
                 first, _ = tracemalloc.get_traced_memory()
-                steps(800)
+                steps(400)
                 gc.collect()
                 last, peak = tracemalloc.get_traced_memory()
             finally:

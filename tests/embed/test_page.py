@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+import loras
 import tiny
 from embed.test_lifecycle import every_error
 from headrace import embed
 from headrace.artifact.schemas import write_schemas
 from headrace.embed import errors
-from law import loras
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "embed.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

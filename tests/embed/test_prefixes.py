@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from embed.frames import PROMPT, generated, opened
+from embed.frames import PROMPT, generated, make_pool, opened
 from headrace import embed
 from headrace.artifact.container import Artifact
 from headrace.embed import errors
@@ -78,8 +78,8 @@ def test_refusals(tiny_artifact: Get) -> None:
             ):
                 with pytest.raises(errors.PrefixFrozenError):
                     change()
-            with opened(tiny_artifact("llama")) as elsewhere, elsewhere.new() as foreign:
-                with pytest.raises(errors.InvalidArgumentError):
-                    foreign.adopt_prefix(prefix)
+            foreign = embed.Sequence(make_pool(frame.model))
+            with pytest.raises(errors.InvalidArgumentError):
+                foreign.adopt_prefix(prefix)
             sequence.adopt_prefix(prefix)
             assert sequence.tokens == (1, 2)

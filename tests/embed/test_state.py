@@ -110,6 +110,7 @@ def test_every_flipped_byte_and_every_cut_is_refused(tiny_artifact: Get) -> None
                 flipped[at] ^= 1 << at % 8
                 with pytest.raises((errors.RestoreDamagedError, errors.RestoreVersionError)):
                     target.restore(flipped)
+            for at in (*range(0, len(blob), 61), len(blob) - 1):
                 with pytest.raises(errors.RestoreTruncatedError):
                     target.restore(memoryview(blob)[:at])
             assert (target.save(), frame.pool.blocks_used) == before
@@ -127,7 +128,8 @@ def test_another_model_shape_or_version(
             with pytest.raises(errors.RestoreModelError):
                 target.restore(blob)
             assert target.save() == before
-        with opened(tiny_artifact("llama"), context=64) as small, small.new() as target:
+        with opened(tiny_artifact("llama"), context=64) as small:
+            target = small.new()
             with pytest.raises(errors.RestoreShapeError):
                 target.restore(blob)
         for name, error in (

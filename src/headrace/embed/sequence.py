@@ -127,8 +127,8 @@ class Sequence(Timeline):
         adapter: the one that the saved sequence had, unless this one is bound to it already. schema: its schema, if the
         artifact does not carry it. A restored sequence is reset before another schema is bound.
 
-        Raises RestoreModelError, RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError, RestoreAdapterError,
-        RestoreSchemaError, PoolFullError, with the sequence as it was.
+        Raises RestoreModelError, RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError,
+        RestoreAdapterError, RestoreSchemaError, PoolFullError, InvalidArgumentError, with the sequence as it was.
         """
         view = bytes_of(blob, "a saved sequence", writable=False).data
         with self.claimed():
