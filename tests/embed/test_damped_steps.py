@@ -100,3 +100,9 @@ def test_refusals(frame: Frame, wrong: dict[str, int]) -> None:
         with pytest.raises(errors.InvalidArgumentError):
             damped(frame, sequence, 1, **wrong)
         assert sequence.save() == before
+
+
+def test_greedy_steps_do_not_read_damped_parameters(frame: Frame) -> None:
+    params = embed.DecodeParams(9, "greedy", DampedParams(top_k=10**6))
+    with frame.new(PROMPT) as sequence, frame.new(PROMPT) as plain:
+        assert step(frame, sequence, params=params) == step(frame, plain)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,15 @@ def test_side_by_side_is_one_after_the_other(tiny_artifact: Get, family: str) ->
                 found = pool.map(lambda i: life(frame, spaces[i], i, prefix), range(4))
                 assert list(found) == wanted
         assert frame.pool.blocks_used == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be counted here")
+def test_no_thread_is_started(tiny_artifact: Get) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    with opened(tiny_artifact("llama")) as frame, frame.new(PROMPT) as sequence:
+        embed.decode_step([sequence], 9, frame.space)
+        embed.decode_step([sequence], 9, frame.space)
+        assert len(os.listdir("/proc/self/task")) == before
 
 
 def paused(

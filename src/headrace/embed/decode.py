@@ -113,8 +113,9 @@ def _check(sequences: Many[Sequence], params: DecodeParams, workspace: Workspace
             raise InvalidArgumentError(f"{type(sequence).__name__} is no Sequence")
         if sequence.pool is not sequences[0].pool or sequence.model is not workspace.model:
             raise InvalidArgumentError("the sequences are not all of one pool and model")
-    if params.damped is not None and params.damped.top_k > workspace.model.vocab_size:
-        raise InvalidArgumentError(f"top_k is {params.damped.top_k}, more than the vocabulary")
+    how = params.damped if params.mode == "damped" else None
+    if how is not None and how.top_k > workspace.model.vocab_size:
+        raise InvalidArgumentError(f"top_k is {how.top_k}, more than the vocabulary")
 
 
 class _Step:
