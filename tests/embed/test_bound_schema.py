@@ -11,12 +11,14 @@ import pytest
 from tokenizers import Tokenizer
 
 import tiny
-from embed.frames import Frame, generated, kv_bytes, opened, step
+from embed.frames import CONTEXT, Frame, generated, kv_bytes, opened, step
 from headrace import embed
 from headrace.artifact.container import Artifact
 from headrace.artifact.convert import convert
 from headrace.artifact.schemas import write_schemas
 from headrace.embed import errors
+from headrace.engine.engine import Engine
+from headrace.values import SamplingParams
 
 Get = Callable[[str], Artifact]
 PERSON = {
@@ -107,6 +109,14 @@ def test_an_answer_is_valid_and_the_same_in_slices_and_with_jumps(
         embed.prefill(plain, [10], frame.space)
         embed.prefill(jumping, [10], frame.space)
     assert kv_bytes(plain) == kv_bytes(jumping)
+
+
+def test_an_answer_is_the_engines(frame: Frame, artifact: Artifact) -> None:
+    grammar = frame.model.schema("person").grammar
+    with Engine(artifact, threads=1, max_context=CONTEXT) as engine:
+        steps = engine.generate(PROMPT, SamplingParams(temperature=0.0), constraint=grammar.start())
+        wanted = [token.id for token in steps]
+    assert answer(frame, bound(frame), 1) == wanted
 
 
 def test_a_dead_end_is_said_again_and_again(frame: Frame) -> None:

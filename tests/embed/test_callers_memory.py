@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import tracemalloc
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import pytest
 from embed.frames import PROMPT, generated, opened
 from headrace import embed
 from headrace.artifact.container import Artifact
+from headrace.embed import errors
 
 Get = Callable[[str], Artifact]
 
@@ -51,6 +53,27 @@ def test_buffers_are_used_and_not_overrun(
             sequence.release()
             pool.destroy()
             space.destroy()
+
+
+def test_buffers_are_let_go_of(tiny_artifact: Get) -> None:
+    """Though the objects are still there."""
+    with opened(tiny_artifact("llama")) as frame:
+        model = frame.model
+        room = mmap.mmap(-1, embed.workspace_size(model))
+        size = 2 * embed.kv_block_size(model) + embed.kv_pool_overhead(model, 2)
+        pool_room = mmap.mmap(-1, size)
+        space = embed.Workspace(model, room)
+        pool = embed.KVPool(model, pool_room, num_blocks=2, max_sequences=2)
+        sequence = embed.Sequence(pool)
+        embed.prefill(sequence, PROMPT[:9], space)
+        embed.decode_step([sequence], 1, space)
+        for end in (sequence.release, pool.destroy, space.destroy):
+            end()
+        room.close()
+        pool_room.close()
+        assert embed.decode_step([sequence], 1, frame.space) == [embed.Gone()]
+        with pytest.raises(errors.ReleasedError):
+            _ = sequence.tokens
 
 
 def within(part: np.ndarray, whole: np.ndarray) -> bool:

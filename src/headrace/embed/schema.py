@@ -178,10 +178,11 @@ class SchemaWalk:
         """The tokens that the schema leaves no choice about, from here on."""
         ahead, span = self.fork(), list[int]()
         while not ahead._over and isinstance(mask := ahead.allowed(), np.ndarray):
+            if np.count_nonzero(mask) > 1:
+                break
             more = [] if ahead._walk.ended else ahead._walk.forced()
-            if not more and np.count_nonzero(mask) == 1:
-                more = [int(mask.argmax())]
-            if not more or not all(map(ahead.take, more)):
+            more = more or [int(mask.argmax())]
+            if not all(map(ahead.take, more)):
                 break
             span += more
         return span

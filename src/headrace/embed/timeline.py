@@ -130,6 +130,7 @@ class Timeline:
             self.adapter.unbind()
             self.adapter = None
         self.pool.take_back(self.kind, self.memory)
+        del self.memory  # the buffer may go once the pool is destroyed
 
     def clear(self) -> None:
         """Back to empty; schema and adapter stay."""
@@ -272,7 +273,9 @@ class Timeline:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens that were read, and the pending one."""
+        """Tokens that were read, and the pending one. Raises ReleasedError."""
+        if self._released:
+            raise ReleasedError(f"the {self.kind[:-1]} was released")
         return tuple(self.memory.tokens[: self.length + self.pending].tolist())
 
     # ---- schema and adapter -----------------------------------------------------------------------

@@ -108,6 +108,7 @@ class Workspace:
                 return
             self._open = False
             self.runner.close()
+            del self.runner, self._mixture  # with them the last views of the buffer
         finally:
             self._lock.release()
         self.model.drop("workspaces")
