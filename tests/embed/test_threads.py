@@ -50,11 +50,11 @@ def test_side_by_side_is_one_after_the_other(tiny_artifact: Get, family: str) ->
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be counted here")
 def test_no_thread_is_started(tiny_artifact: Get) -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = set(os.listdir("/proc/self/task"))
     with opened(tiny_artifact("llama")) as frame, frame.new(PROMPT) as sequence:
         embed.decode_step([sequence], 9, frame.space)
         embed.decode_step([sequence], 9, frame.space)
-        assert len(os.listdir("/proc/self/task")) == before
+        assert set(os.listdir("/proc/self/task")) <= before
 
 
 def paused(
