@@ -50,17 +50,19 @@ class Mixture:
         *,
         admit: bool,
         company: Company | None = None,
+        begin: int = 0,
     ) -> None:
-        """One pass. admit: it is the last of a prompt, so its hottest experts may stay.
+        """One pass, or a part of one. admit: it is the last of a prompt, so its hottest experts may stay.
 
-        marks: ends of ranges of operations, the last where the pass ends; `company`, if any, is asked between them.
+        begin: the first operation. marks: ends of ranges of operations, the last where it ends, the program's end or
+        one between layers; `company`, if any, is asked between them.
         Raises ExpertReadError, CancelledError; nothing is left half done in the pool then.
         """
-        at, size = 0, marks[-1]
+        at, size = begin, marks[-1]
         self.stream.begin_step()
         try:
             while at < size:
-                batch = company.pause(at) if at and company is not None else batch
+                batch = company.pause(at) if at > begin and company is not None else batch
                 end = marks[bisect_right(marks, at)]
                 at = self._runner.run(at, end, batch, cache)
                 if at < end:
