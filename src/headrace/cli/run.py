@@ -174,6 +174,11 @@ class ReportFlags:
         Flag, _about("Print the fingerprint in place of the answer; needs a prompt.")
     ] = False
 
+    def check_writable(self) -> None:
+        """Raises an error for statistics that could not be written."""
+        if self.stats_json is not None:
+            stats.check_writable(self.stats_json)
+
     def check(self, chat: bool, raw: bool) -> None:
         """Raises InputError for what needs a prompt."""
         if chat and (raw or self.digest or self.stats_json is not None):
@@ -266,8 +271,7 @@ def run(
     params = sampling.params()
     drafts.check()
     system = None if system is None else _utf8(system)
-    if report.stats_json is not None:
-        stats.check_writable(report.stats_json)
+    report.check_writable()
     text = _prompt(prompt, raw)
     report.check(text is None, raw)
     with loaded(
@@ -280,17 +284,27 @@ def run(
         adapter=adapter,
         drafts=drafts,
     ) as (llm, facts):
-        how: How = {"grammar": constraint.compiled(llm), "speculate": drafts.speculate}
-        if sampling.damped:
-            how["damped"] = DampedParams.for_vocab(llm.engine.config.vocab_size)
-        if adapter is not None:
-            how["adapter"] = ADAPTER
+        how = _how(llm, sampling, constraint, drafts, adapter)
         if text is None:
             return _chat(llm, facts, system, params, how)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        pieces = llm.stream_ids(ids, params, continues=raw, **how)
-        code = answer(llm, pieces, quiet=report.digest)
+        code = answer(llm, llm.stream_ids(ids, params, continues=raw, **how), quiet=report.digest)
         return _report(llm, facts, code, report.stats_json, report.digest)
+
+
+def _how(
+    llm: LLM,
+    sampling: SamplingFlags,
+    constraint: GrammarFlags,
+    drafts: DraftFlags,
+    adapter: Path | None,
+) -> How:
+    how: How = {"grammar": constraint.compiled(llm), "speculate": drafts.speculate}
+    if sampling.damped:
+        how["damped"] = DampedParams.for_vocab(llm.engine.config.vocab_size)
+    if adapter is not None:
+        how["adapter"] = ADAPTER
+    return how
 
 
 def _read_text(path: Path) -> str:
