@@ -24,7 +24,7 @@ HEADS, KV_HEADS, DIM, EPS, THETA = 9, 3, 64, 1e-5, 100000.0
 
 
 class FloatHead:
-    """REPORT.md of the checkpoint, word for word."""
+    """As the report beside the checkpoint says, word for word."""
 
     def __init__(self, source: Path) -> None:
         self._head = read_tensors(source / "mtp.safetensors")
