@@ -233,13 +233,11 @@ def run(
         adapter=adapter,
     ) as (llm, facts):
         named = None if adapter is None else ADAPTER
-        grammar = constraint.compiled(llm)
+        how: How = {"grammar": constraint.compiled(llm), "speculate": speculate, "adapter": named}
         if text is None:
-            return _chat(llm, facts, system, params, grammar, speculate, named)
+            return _chat(llm, facts, system, params, how)
         ids = llm.prompt_ids(text, system=system, raw=raw)
-        how: How = {"grammar": grammar, "speculate": speculate, "adapter": named}
-        pieces = llm.stream_ids(ids, params, continues=raw, **how)
-        code = answer(llm, pieces, quiet=report.digest)
+        code = answer(llm, llm.stream_ids(ids, params, continues=raw, **how), quiet=report.digest)
         return _report(llm, facts, code, report.stats_json, report.digest)
 
 
@@ -342,14 +340,8 @@ def _stats(llm: LLM) -> GenerationStats:
 
 
 def _chat(
-    llm: LLM,
-    facts: stats.RunFacts,
-    system: str | None,
-    sampling: SamplingParams,
-    grammar: Grammar | None,
-    speculate: Speculate,
-    adapter: str | None,
+    llm: LLM, facts: stats.RunFacts, system: str | None, sampling: SamplingParams, how: How
 ) -> int:
     from headrace.cli import chat
 
-    return chat.chat(llm, facts, system, sampling, grammar, speculate, adapter)
+    return chat.chat(llm, facts, system, sampling, **how)
