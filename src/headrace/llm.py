@@ -71,16 +71,10 @@ class LLM:
     ) -> None:
         """model: a name of the registry, or a path to an artifact, a GGUF file or a checkpoint's folder.
 
-        A named model that is not there yet is pulled after asking on the terminal. threads, kernels:
-        None takes the settings'. memory_gb: bounds the whole process, in GB of 10^9 bytes; max_context: positions to
-        make room for. parallel: generations that memory is planned for, each with a context of its own; more share
-        these. memory: all memory options in place of these three. trace_routes: a file that gets the experts
-        that every position chose. beside_bytes: what the caller will take beside the model, inside the budget.
-        with_forecast: whether a fitted forecast is used. prefix_disk:
-        where prefixes are kept beyond this process; a directory that cannot be used is told in a warning. adapters:
-        LoRA adapters by name, each an artifact of this model or a PEFT folder, which is converted. draft: where drafts
-        come from that a generation asks for (`speculate`); draft_model: a smaller model with the same vocabulary that
-        makes them, inside the budget. Raises MemoryBudgetError for what cannot fit, DraftModelError.
+        A named model that is not there yet is pulled after asking on the terminal. memory_gb: bounds the whole process,
+        in GB of 10^9 bytes; max_context: positions to make room for; parallel: generations that memory is planned for,
+        each with a context of its own; more share these. memory: all memory options in place of these three. The rest:
+        see `LoadOptions`. Raises MemoryBudgetError for what cannot fit, DraftModelError.
         """
         if memory is None:
             memory = PlanOptions(

@@ -37,7 +37,15 @@ from headrace.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load a model; see `LLM`."""
+    """How to load a model.
+
+    threads, kernels: None takes the settings'. trace_routes: a file that gets the experts that every position chose.
+    beside_bytes: what the caller will take beside the model, inside the budget. with_forecast: whether a fitted
+    forecast is used. prefix_disk: where prefixes are kept beyond this process; a directory that cannot be used is told
+    in a warning. adapters: LoRA adapters by name, each an artifact of this model or a PEFT folder, which is converted.
+    draft: where drafts come from that a generation asks for (`speculate`); draft_model: a smaller model with the same
+    vocabulary that makes them, inside the budget.
+    """
 
     threads: int | None = None
     kernels: str | None = None

@@ -246,10 +246,9 @@ def run(
 ) -> int:
     """Answer a prompt, or chat when there is a terminal and no prompt.
 
-    The answer goes to standard output, statistics to standard error; they end in a fingerprint of
-    the logits, which is the same on every machine. Control-C ends an answer with exit code 130;
-    where it is ignored on entry, as in a background job of nohup, it stays ignored.
-    HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
+    The answer goes to standard output, statistics to standard error; they end in a fingerprint of the logits, which is
+    the same on every machine. Control-C ends an answer with exit code 130; where it is ignored on entry, as in a
+    background job of nohup, it stays ignored. HEADRACE_THREADS and HEADRACE_KERNELS set what the flags do not.
 
     Parameters
     ----------
@@ -268,9 +267,8 @@ def run(
     kernels
         Kernel tier, auto if not set: amx, avx512, avx2, neon, portable or reference. None changes the answer.
     """
-    params = sampling.params()
+    params, system = sampling.params(), None if system is None else _utf8(system)
     drafts.check()
-    system = None if system is None else _utf8(system)
     report.check_writable()
     text = _prompt(prompt, raw)
     report.check(text is None, raw)

@@ -29,7 +29,7 @@ from headrace.models.decoder import model_shape
 
 TEXT_FACTOR = 16  # a tokenizer in memory beside its file
 _TILE, _BLOCK = 16, 32
-_MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/runner.cpp)
+_MAX_QUERIES, _SCORE_BUDGET = 24, 64 * 1024  # of one attention call (src/native/workspace.h)
 DRAFT_ROWS = 128  # of a pass of a draft model
 HEAD_ROWS = 64  # of a pass of a head that drafts
 
