@@ -38,6 +38,16 @@ def test_the_plan_is_the_planners(shell: Shell, model: Path) -> None:
     assert [c["window"] for c in shown["plan"]["candidates"] if c["taken"]] == [512]
 
 
+def test_a_plan_for_several_generations_at_a_time(shell: Shell, model: Path) -> None:
+    sizes = ("--sim-ram", "8", "--max-context", "512")
+    one, four = (_json(shell, model, *sizes, "--parallel", n)["plan"] for n in ("1", "4"))
+    assert four["num_sequences"] == 4
+    assert four["ledger"]["kv"] == 4 * one["ledger"]["kv"]
+    assert four["ledger"]["workspace"] > one["ledger"]["workspace"]
+    refused = shell.run("doctor", model, "--parallel", "0")
+    assert (refused.returncode, b"parallel is 0" in refused.stderr) == (2, True)
+
+
 def test_this_machine(shell: Shell, model: Path) -> None:
     done = shell.run("doctor", model, "--json")
     assert done.returncode == 0, done.stderr

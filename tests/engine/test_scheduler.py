@@ -283,7 +283,7 @@ def test_an_expert_that_cannot_be_read_ends_who_needs_it(
 def test_an_interrupt_in_a_pass_costs_nobody_a_token(deep: Artifact) -> None:
     with opened(deep, chunk=128) as engine:
         wanted = [alone(engine, prompt(60, i), FEW) for i in range(3)]
-        for at in range(1, 12):
+        for at in range(1, 10):
             engine.prefixes.clear()
             scheduler, watched = Scheduler(engine), Watched(engine)
             tickets = [Ticket(engine.generation(prompt(60, i), FEW)) for i in range(3)]

@@ -16,9 +16,7 @@ from headrace.engine.sequence import Work
 from headrace.errors import CancelledError
 from headrace.kernels.program import Batch, Program, Route, Runner
 
-LAYER_ROWS = (
-    32  # passes of more rows pause between layers; what a pause costs is nothing beside them
-)
+LAYER_ROWS = 64  # passes of more rows pause between layers; a pause is little beside them
 
 Cancel = Callable[[], bool]
 Leaving = Callable[[], Collection[int]]  # which work of a pass leaves it, by index
