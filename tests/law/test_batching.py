@@ -14,6 +14,7 @@ import tiny
 from headrace.artifact.container import Artifact
 from headrace.engine.engine import Engine
 from headrace.engine.scheduler import AHEAD, Scheduler, Ticket
+from headrace.errors import ConstraintError
 from headrace.experts.stream import StreamOptions
 from headrace.kernels.select import TIERS
 from headrace.values import SamplingParams
@@ -63,7 +64,14 @@ class Spans:
         return [] if not first else [self._taken[-first] + i for i in range(first, 6)]
 
     def advance(self, token: int) -> None:
+        if token not in self._next():
+            raise ConstraintError(f"token {token} may not follow")
         self._taken.append(token)
+
+    def fork(self) -> Spans:
+        other = Spans()
+        other._taken = list(self._taken)
+        return other
 
 
 @dataclass(frozen=True)
