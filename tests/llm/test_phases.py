@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,28 @@ def test_beside_another_and_closing(wild: LLM) -> None:
     assert wild.generate(ASK, **ANSWER) == plain  # type: ignore[arg-type]
     wild.forget()
     assert wild.engine.pages.num_used == 0
+
+
+def test_many_at_a_time_wait_for_each_other(wild: LLM) -> None:
+    """Room for one context: thoughts that are left half way, and others that want all of the room, come to their ends."""
+    options = {"thinking": {"temperature": 1.0, "max_tokens": 300}, **ANSWER}
+    seeds = range(6)
+
+    def one(seed: int) -> tuple[object, object]:
+        mine = {**options, "thinking": {**options["thinking"], "seed": seed}}  # type: ignore[dict-item]
+        thinking = wild.think(ASK, **mine)  # type: ignore[arg-type]
+        thinking.finish()
+        return thinking.thought, thinking.answer
+
+    alone = [one(seed) for seed in seeds]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(one, seeds)) == alone
+    left = wild.think(ASK, thinking={**THINK, "max_tokens": 400}, **ANSWER)  # type: ignore[typeddict-item]
+    next(iter(left))
+    room = wild.engine.context - len(wild.prompt_ids(ASK))
+    assert wild.generate(ASK, temperature=1.0, seed=1, max_tokens=room).tokens
+    again = wild.think(ASK, thinking={**THINK, "max_tokens": 400}, **ANSWER)  # type: ignore[typeddict-item]
+    assert left.finish() == again.finish()
 
 
 def test_the_model_is_closed_in_the_middle(tiny_artifact: Callable[[str], Artifact]) -> None:

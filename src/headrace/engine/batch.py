@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.arith.numbers import ROPE_LOW
 from headrace.engine.adapters import Adapters
 from headrace.engine.sequence import Work
-from headrace.errors import CancelledError
+from headrace.errors import CancelledError, InputError
 from headrace.kernels.program import Batch, Program, Route, Runner
 
 LAYER_ROWS = 64  # passes of more rows pause between layers; a pause is little beside them
@@ -93,6 +93,14 @@ class Company:
         """Of every row that is still there, i64[rows, sites]."""
         clips = self._runner.row_saturations()
         return clips if self._clips is None else self._clips + clips
+
+
+def check_rows(batch: Batch, chunk: int, logit_rows: int) -> None:
+    """Raises InputError for more rows than a pass holds."""
+    if len(batch.tokens) > chunk:
+        raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {chunk}")
+    if len(batch.logit_rows) > logit_rows:
+        raise InputError(f"{len(batch.logit_rows)} rows of logits, room for {logit_rows}")
 
 
 def batch_of(work: Tokens[Work], adapters: Adapters) -> Batch:

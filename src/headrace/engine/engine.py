@@ -28,6 +28,7 @@ from headrace.engine.batch import (
     Company,
     Leaving,
     aligned_zeros,
+    check_rows,
     copy_page,
     hand_out,
     pauses,
@@ -39,7 +40,7 @@ from headrace.engine.damped import DampedParams
 from headrace.engine.generation import Asked, Generation
 from headrace.engine.mixture import Mixture
 from headrace.engine.pages import PAGE_TOKENS, PagePool, pages_for
-from headrace.engine.prefix_cache import PrefixCache
+from headrace.engine.prefix_cache import PrefixCache, Private
 from headrace.engine.prefix_disk import PrefixDisk
 from headrace.engine.prefix_tier import DiskTier
 from headrace.engine.sequence import Sequence, Work
@@ -238,7 +239,8 @@ class Engine:
         try:
             self._reserve(work)
             batch = company.begin()
-            self._check(batch)
+            check_rows(batch, self._chunk, self._logit_rows)
+            self._known(int(batch.tokens.min()), int(batch.tokens.max()))
             hidden = self._run_watched(batch, company)
         except BaseException as error:
             for item in work:
@@ -345,20 +347,39 @@ class Engine:
         """Prefixes are also kept on `disk` from now on; the engine closes it."""
         self._disk = DiskTier(disk, self._cache, self.shape)
 
-    def resume(self, sequence: Sequence, tokens: Tokens[int]) -> None:
+    def resume(
+        self, sequence: Sequence, tokens: Tokens[int], private: Private | None = None
+    ) -> None:
         """Begin an empty sequence with the longest prefix of `tokens` that is kept in memory or on disk."""
-        self.prefixes.adopt(sequence, tokens)
-        if self._disk is not None:
+        public = private is None or private.reuse
+        keys = [sequence.salt] * public + ([] if private is None else [private.key])
+        self.prefixes.adopt(
+            sequence, tokens, max(keys, key=lambda key: self.prefixes.longest(tokens, key))
+        )
+        if self._disk is not None and public:
             self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
 
-    def keep(self, sequence: Sequence, prompt_tokens: int, head: int = 0) -> None:
+    def keep(
+        self,
+        sequence: Sequence,
+        prompt_tokens: int,
+        head: int = 0,
+        private: Private | None = None,
+    ) -> None:
         """Keep what a sequence holds for later prompts; tokens after the first `prompt_tokens` were generated.
 
         head: so many of the prompt, if they are held, are what others begin with, and outlive this sequence's.
-        Nothing is kept of one whose adapter was changed on the way: no prompt begins like that.
+        private: under which the rest is kept; the sequence is rewound. Nothing is kept of one whose adapter was changed
+        on the way: no prompt begins like that.
         """
         if len(sequence.history.spans) > 1:
             return
+        if private is not None:
+            self.prefixes.keep(sequence, prompt_tokens, private.key)
+            if not private.reuse:
+                return
+            prompt_tokens = private.public_tokens
+            sequence.rewind(min(len(sequence), prompt_tokens))
         self.prefixes.keep(sequence, prompt_tokens)
         if 0 < head <= min(prompt_tokens, len(sequence)):
             self.prefixes.mark(sequence.tokens[:head], sequence.salt)
@@ -420,6 +441,7 @@ class Engine:
         drafter: Drafter | Tokens[Drafter] | None = None,
         damped: DampedParams | None = None,
         head: int = 0,
+        private: Private | None = None,
     ) -> Generation:
         """What `generate` runs, for a `Scheduler` to run beside others. See `Asked`."""
         if not prompt:
@@ -442,6 +464,7 @@ class Engine:
             self._speculation(speculate, drafter),
             damped=damped,
             head=head,
+            private=private,
             reuse=reuse,
             jump_forward=jump_forward,
             salt=salt,
@@ -468,13 +491,6 @@ class Engine:
                 f"a context of {wanted} is not possible; the model's is {self.config.context}"
             )
         return wanted
-
-    def _check(self, batch: Batch) -> None:
-        if len(batch.tokens) > self._chunk:
-            raise InputError(f"a pass of {len(batch.tokens)} tokens is longer than {self._chunk}")
-        if len(batch.logit_rows) > self._logit_rows:
-            raise InputError(f"{len(batch.logit_rows)} rows of logits, room for {self._logit_rows}")
-        self._known(int(batch.tokens.min()), int(batch.tokens.max()))
 
     def _known(self, low: int, high: int) -> None:
         """The smallest and the largest of some tokens are in the vocabulary."""

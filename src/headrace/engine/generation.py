@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.engine.constraint import Constraint, Guide
 from headrace.engine.damped import DampedParams
 from headrace.engine.pages import PagesExhaustedError, pages_for
+from headrace.engine.prefix_cache import Private
 from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence, Work
 from headrace.engine.speculate import Drafter, Speculate, Speculation
@@ -59,7 +60,8 @@ class Asked(TypedDict, total=False):
     constraint: the tokens are those of its grammar, and where it cannot go on a ConstraintError ends the generation;
     jump_forward: what it forces is read in one pass. speculate: drafts that are read along, a number, or "auto" for as
     many as pay; drafter: in place of `Lookup`, or several in their order. damped: greedy decoding is damped by what it
-    repeats. head: others begin with so many tokens of the prompt; they are kept as such.
+    repeats. head: others begin with so many tokens of the prompt; they are kept as such. private:
+    where others must not see all of it.
     """
 
     cancel: Callable[[], bool] | None
@@ -72,6 +74,7 @@ class Asked(TypedDict, total=False):
     drafter: Drafter | Tokens[Drafter] | None
     damped: DampedParams | None
     head: int
+    private: Private | None
 
 
 class Generation:
@@ -94,6 +97,7 @@ class Generation:
         *,
         damped: DampedParams | None = None,
         head: int = 0,
+        private: Private | None = None,
         reuse: bool,
         jump_forward: bool = True,
         salt: bytes = b"",
@@ -103,7 +107,8 @@ class Generation:
         self._engine = engine
         self._sequence = engine.new_sequence(salt) if kept is None else kept
         self._kept = kept is not None
-        self._reuse = reuse and kept is None
+        self._reuse = (reuse or private is not None) and kept is None
+        self._private = private
         self._head = head
         self._reused = 0
         self._history = list(prompt)  # and what was generated
@@ -187,7 +192,7 @@ class Generation:
             self._experts_before = self._engine.expert_stats()
         known, sequence = self._history, self._sequence
         if self._reuse:
-            self._engine.resume(sequence, known[:-1])
+            self._engine.resume(sequence, known[:-1], self._private)
         self._unread = sequence.sync(known[:-1]) + known[-1:]
         self._held = len(sequence)
         if not self.began:
@@ -349,7 +354,7 @@ class Generation:
         if self._held is not None:
             sequence.rewind(self._held)
         if self._reuse:
-            self._engine.keep(sequence, self._prompt_tokens, self._head)
+            self._engine.keep(sequence, self._prompt_tokens, self._head, self._private)
         if not self._kept:
             sequence.release()
 

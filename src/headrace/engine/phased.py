@@ -1,12 +1,14 @@
-"""A thought and the answer after it, over one sequence: what the first has read, the second does not read again.
+"""A thought and the answer after it: what the first has read, the second does not read again.
 
-The answer is a generation like any other, after the prompt, what of the thought stays, and what closes it, so its
-tokens are those of a new engine that is given all that. Knows tokens, never text, and not why a thought ends.
+Each is a generation like any other, and waits, runs and gives way like one; the answer goes on from what the thought
+left under a key of their own. So its tokens are those of a new engine that is given prompt, what of the thought stays,
+and what closes it. Knows tokens, never text, and not why a thought ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from functools import partial
@@ -14,9 +16,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from headrace.engine.adapters import LoadedAdapter
 from headrace.engine.generation import Asked
-from headrace.engine.pages import pages_for
+from headrace.engine.prefix_cache import Private
 from headrace.engine.scheduler import Errand, Ticket
-from headrace.engine.sequence import Sequence
 from headrace.engine.turns import Turns
 from headrace.errors import ContextError
 from headrace.values import GenerationStats, SamplingParams, Token
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Phased:
-    """One sequence that thinks and then answers, beside other generations. Call `think`, `answer` and `close`.
+    """Thinks and then answers, beside other generations. Call `think`, `answer` and `close`.
 
     The thought is private: memory and disk keep the prompt alone for later prompts.
     """
@@ -43,10 +44,11 @@ class Phased:
         """reuse, head: see `Asked`."""
         self.engine = engine
         self._turns = turns
+        self._adapter = adapter
         self._reuse = reuse
         self._head = head
         self._prompt: list[int] = []
-        self._sequence: Sequence | None = engine.new_sequence(engine.adapters.check(adapter))
+        self._key: bytes | None = b"private " + secrets.token_bytes(16)
         self._ticket: Ticket | None = None  # of the phase that runs, or ran last
         self._thinks = True
         self.cut = False  # an answer was asked for
@@ -79,8 +81,6 @@ class Phased:
     ) -> Iterator[Token]:
         """The thought; ends at `max_tokens`, an end token, `answer_now` or a cancellation, or is closed before."""
         self._prompt = list(prompt)
-        if self._reuse:
-            self._turns.run(self._resume, pages_for(len(prompt)))
         self._begin(self._prompt, replace(params, max_tokens=max_tokens), asked)
         if self.cut:
             self.answer_now()
@@ -116,47 +116,32 @@ class Phased:
         return self._turns.closed
 
     def close(self) -> None:
-        """End, keep what was read of the prompt, and free the sequence."""
+        """End, and keep nothing but the prompt."""
         if self._ticket is not None:
             self._turns.close(self._ticket)
-        if self._sequence is not None and not self.closed:
-            self._turns.run(self._left(), 0)
+        key, self._key = self._key, None
+        if key is not None and not self.closed:
+            self._turns.run(partial(self.engine.prefixes.drop, key), 0)
 
     def __del__(self) -> None:
         """Waits for nothing: it may be collected anywhere."""
-        if getattr(self, "_sequence", None) is not None and not self.closed:
+        if getattr(self, "_key", None) is not None and not self.closed:
             if self._ticket is not None and not self._ticket.ended:
                 self._turns.drop(self._ticket)
-            self._turns.submit(Errand(self._left(), 0))
-
-    def _left(self) -> Callable[[], None]:
-        """What frees the sequence, once."""
-        assert self._sequence is not None
-        sequence, self._sequence = self._sequence, None
-        keep = (len(self._prompt), self._head) if self._reuse else None
-        return partial(_leave, self.engine, sequence, len(self._prompt), keep)
+            self._turns.submit(Errand(partial(self.engine.prefixes.drop, self._key or b""), 0))
 
     def _begin(self, prompt: list[int], params: SamplingParams, asked: Asked) -> None:
-        ticket = Ticket(
-            self.engine.generation(prompt, params, sequence=self._sequence, reuse=False, **asked)  # type: ignore[misc]
-        )
-        self._turns.submit(ticket)
-        self._ticket = ticket
+        assert self._key is not None, "it was closed"
+        both: Asked = {
+            **asked,
+            "adapter": self._adapter,
+            "head": self._head,
+            "private": Private(self._key, len(self._prompt), self._reuse),
+        }
+        self._ticket = Ticket(self.engine.generation(prompt, params, **both))
+        self._turns.submit(self._ticket)
 
     def _tokens(self) -> Iterator[Token]:
         assert self._ticket is not None
         while (token := self._turns.next(self._ticket)) is not None:
             yield token
-
-    def _resume(self) -> None:
-        assert self._sequence is not None
-        self.engine.resume(self._sequence, self._prompt[:-1])
-
-
-def _leave(
-    engine: Engine, sequence: Sequence, prompt_tokens: int, keep: tuple[int, int] | None
-) -> None:
-    sequence.rewind(min(len(sequence), prompt_tokens))
-    if keep is not None:
-        engine.keep(sequence, *keep)
-    sequence.release()

@@ -59,6 +59,18 @@ class _Match:
     pages: list[int]
 
 
+@dataclass(frozen=True)
+class Private:
+    """How a generation is kept that others must not see: in memory alone, under a key of its own.
+
+    public_tokens: so many at its beginning are kept for others as well, where reuse is True.
+    """
+
+    key: bytes  # that is no salt
+    public_tokens: int
+    reuse: bool
+
+
 class PrefixCache:
     """Prefixes by their tokens, and by the salt of the sequences that left them."""
 
@@ -90,24 +102,31 @@ class PrefixCache:
         """How many of `tokens` would be reused."""
         return self._match(np.asarray(tokens, np.int32), salt).length
 
-    def adopt(self, sequence: Sequence, tokens: Tokens[int]) -> int:
-        """Begin an empty sequence with the longest prefix of `tokens` that is held; its length."""
-        match = self._match(np.asarray(tokens, np.int32), sequence.salt)
+    def adopt(self, sequence: Sequence, tokens: Tokens[int], key: bytes | None = None) -> int:
+        """Begin an empty sequence with the longest prefix of `tokens` that is held; its length.
+
+        key: of what was kept under it; by default the sequence's salt.
+        """
+        key = sequence.salt if key is None else key
+        match = self._match(np.asarray(tokens, np.int32), key)
         if match.length:
             sequence.adopt(tokens[: match.length], match.pages)
             self._touch(match.node)
         return match.length
 
-    def keep(self, sequence: Sequence, prompt_tokens: int | None = None) -> None:
+    def keep(
+        self, sequence: Sequence, prompt_tokens: int | None = None, key: bytes | None = None
+    ) -> None:
         """Hold everything that a sequence holds; the sequence stays its owner's.
 
         prompt_tokens: the rest was generated. What parts from it there makes no head of what is in front: a
-        conversation whose reply is sent back in other tokens goes on from itself alone.
+        conversation whose reply is sent back in other tokens goes on from itself alone. key: see `adopt`.
         """
+        key = sequence.salt if key is None else key
         tokens = np.array(sequence.tokens, np.int32)
         pages = sequence.page_table().tolist()[: pages_for(len(tokens))]
-        self._roots.setdefault(sequence.salt, _root())
-        match = self._match(tokens, sequence.salt)
+        self._roots.setdefault(key, _root())
+        match = self._match(tokens, key)
         node, reply = match.node, min(prompt_tokens or len(tokens), len(tokens))
         if match.length < len(tokens):
             node = self._extend(match, tokens, pages, reply)
@@ -120,6 +139,11 @@ class PrefixCache:
         match = self._match(np.asarray(tokens, np.int32), salt)
         if match.length:
             self._cut(match.node, match.length).shared = True
+
+    def drop(self, key: bytes) -> None:
+        """Hold nothing of a key."""
+        for node in _below(self._roots.pop(key, _root())):
+            self._give(node.pages)
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -236,15 +260,20 @@ class PrefixCache:
 
     def _nodes(self) -> Iterator[_Node]:
         """Every node but the roots."""
-        found = [child for root in self._roots.values() for child in root.children.values()]
-        while found:
-            node = found.pop()
-            yield node
-            found += node.children.values()
+        for root in self._roots.values():
+            yield from _below(root)
 
 
 def _root() -> _Node:
     return _Node(0, np.zeros(0, np.int32), [], None, 0)
+
+
+def _below(node: _Node) -> Iterator[_Node]:
+    found = list(node.children.values())
+    while found:
+        node = found.pop()
+        yield node
+        found += node.children.values()
 
 
 def common_length(ours: Ids, theirs: Ids) -> int:

@@ -49,11 +49,6 @@ class Ticket:
         self.steps = self.generation.steps()
 
     @property
-    def lacking(self) -> int:
-        """Pages that it may need beside those that its sequence holds already."""
-        return self.pages - len(self.generation.page_list())
-
-    @property
     def paused(self) -> bool:
         """Whether it waits for somebody to take its tokens."""
         return len(self.tokens) >= AHEAD
@@ -89,10 +84,6 @@ class Errand:
     error: BaseException | None = None
     cancelled: bool = False
     paused: bool = False
-
-    @property
-    def lacking(self) -> int:
-        return self.pages
 
 
 class Scheduler:
@@ -167,14 +158,14 @@ class Scheduler:
             self._governor.between_requests()
         holders = [Holder(t.pages, t.paused and not t.generation.lasting) for t in self._running]
         num_pages = self._num_pages()
-        decision = admit([what.lacking for what in asking], holders, num_pages)
+        decision = admit([what.pages for what in asking], holders, num_pages)
         for ticket in [self._running[i] for i in decision.evicted]:
             ticket.generation.leave()
             self._running.remove(ticket)
             insort(self._waiting, ticket, key=lambda what: what.arrival)
         for what in asking[: decision.count]:
             self._begin(what)
-        if not holders and not decision.count:
+        if not decision.count and all(t.paused for t in self._running):  # nobody would ever move
             cause = f"{asking[0].pages} KV pages are needed, {num_pages} can be had"
             self._finish(asking[0], "cancelled", PagesExhaustedError(cause))
 
