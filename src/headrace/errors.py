@@ -86,13 +86,15 @@ class UnknownModelError(InputError):
 
 
 class ContextError(InputError):
-    """A prompt is longer than the context; the message says both numbers."""
+    """A prompt, or it and the `more` tokens that have to follow it, are longer than the context; the message says the
+    numbers."""
 
     code = "context_overflow"
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, more: int = 0) -> None:
+        needed = "" if prompt_tokens > context_tokens else f"; an answer needs {more} more"
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens, the context holds {context_tokens}",
+            f"the prompt has {prompt_tokens} tokens, the context holds {context_tokens}{needed}",
             hint="shorten the prompt, or use a model with a longer context",
         )
         self.prompt_tokens = prompt_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
 
@@ -15,6 +16,7 @@ class Stream(Generator[str, None, None]):
 
     Several may be read at the same time, by as many threads or by one; they share passes. One whose pieces nobody
     takes stands still after some, and gives up its room to others that wait. Ends when it is exhausted or closed.
+    Threads that share one get a piece each, in turn.
     """
 
     def __init__(
@@ -31,20 +33,24 @@ class Stream(Generator[str, None, None]):
         self._tell = ended
         self._ticket: Ticket | None = None
         self._over = False
+        self._one = (
+            threading.RLock()
+        )  # asks for a piece, or ends it; a signal handler may close it within
         self._cancelled = False
         self.completion: Completion | None = None  # once it has ended
 
     def send(self, value: None) -> str:
-        if self._over:
-            raise StopIteration
-        try:
-            piece = self._piece()
-        except BaseException:
-            self.close()
-            raise
-        if not piece:
-            raise StopIteration
-        return piece
+        with self._one:
+            if self._over:
+                raise StopIteration
+            try:
+                piece = self._piece()
+            except BaseException:
+                self.close()
+                raise
+            if not piece:
+                raise StopIteration
+            return piece
 
     def throw(
         self,
@@ -56,13 +62,15 @@ class Stream(Generator[str, None, None]):
         raise kind if isinstance(kind, BaseException) else kind(*([] if value is None else [value]))
 
     def close(self) -> None:
-        """Stop generating; returns once it has ended."""
-        if self._over:
-            return
-        self._over = True
-        if self._ticket is not None:
-            self._turns.close(self._ticket)
-        self._complete()
+        """Stop generating; returns once it has ended. From any thread, while another may wait for a piece."""
+        self.cancel()  # first: who waits for a piece has the lock
+        with self._one:
+            if self._over:
+                return
+            self._over = True
+            if self._ticket is not None:
+                self._turns.close(self._ticket)
+            self._complete()
 
     def cancel(self) -> None:
         """Let it end, with what was taken so far; from any thread, while another may wait for a piece."""
@@ -95,7 +103,8 @@ class Stream(Generator[str, None, None]):
         if self._ticket is None:
             self._tell(None)
             self._ticket = self._begin()
-            self._ticket.cancelled |= self._cancelled
+            if self._cancelled:  # never back to false: another thread may set it here
+                self._ticket.cancelled = True
             self._turns.submit(self._ticket)
         return self._ticket
 

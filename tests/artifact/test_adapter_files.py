@@ -211,6 +211,46 @@ REFUSED_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+CONTRADICTIONS: list[dict[str, Any]] = [
+    {"alpha_pattern": {"x_proj": 3}},
+    {"rank_pattern": {"q_proj": 4, "layers.7.self_attn.q_proj": 4}},
+    {"layers_to_transform": 0},
+    {"layers_to_transform": [1]},
+    {"layers_to_transform": "all"},
+    {"layers_to_transform": [True]},
+    {"exclude_modules": ["k_proj", "q_proj"]},
+    {"exclude_modules": "model.layers.1.mlp.up_proj"},
+    {"exclude_modules": ".*mlp.*"},
+    {"exclude_modules": "(a+)+"},
+    {"exclude_modules": [1]},
+]
+AGREEMENTS: list[dict[str, Any]] = [
+    {"layers_to_transform": [0, 1, 9], "layers_pattern": "layers"},
+    {"layers_to_transform": None, "exclude_modules": None},
+    {"exclude_modules": ["lm_head", "proj"]},
+    {"exclude_modules": ".*visual.*"},
+    {"alpha_pattern": {"q_proj": 8, "layers.0.self_attn.q_proj": 8}},
+]
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
+def test_settings_that_contradict_the_tensors_are_refused(
+    base: Artifact, config: DecoderConfig, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    source = loras.write(tmp_path / "peft", loras.state(config), loras.config(**settings))
+    with pytest.raises(UnsupportedError, match=next(iter(settings))):
+        convert_adapter(source, tmp_path / "adapter", base)
+    assert not (tmp_path / "adapter").exists()
+
+
+@pytest.mark.parametrize("settings", AGREEMENTS, ids=str)
+def test_settings_that_agree_with_the_tensors(
+    base: Artifact, config: DecoderConfig, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    source = loras.write(tmp_path / "peft", loras.state(config), loras.config(**settings))
+    convert_adapter(source, tmp_path / "adapter", base)
+
+
 @pytest.mark.parametrize("word", REFUSED_SETTINGS)
 def test_settings_that_are_refused(
     base: Artifact, config: DecoderConfig, tmp_path: Path, word: str

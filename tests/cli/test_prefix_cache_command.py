@@ -111,6 +111,31 @@ def test_impossible_settings_are_refused(shell: Shell, model: Path, flag: str) -
     assert b"prefix_cache_" in done.stderr
 
 
+@pytest.mark.parametrize("flag", ["disk-gb=1", "min-tokens=1024", "max-age-days=30"])
+def test_flags_of_no_folder_are_refused(shell: Shell, model: Path, flag: str) -> None:
+    done = shell.run("run", model, "--prompt", "x", f"--prefix-cache-{flag}")
+    assert done.returncode == 2
+    assert f"--prefix-cache-{flag.partition('=')[0]} is given without".encode() in done.stderr
+
+
+def test_an_empty_name_is_no_folder(shell: Shell, model: Path) -> None:
+    done = shell.run("run", model, "--prompt", "x", "--prefix-cache-dir", "")
+    assert done.returncode == 2
+    assert b"--prefix-cache-dir is empty" in done.stderr
+    done = shell.run("prefix-cache", "--dir", "", "--clear")
+    assert done.returncode == 2
+    assert b"--dir is empty" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--clear",), ("--json",)])
+def test_a_file_is_no_folder(shell: Shell, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = shell.run("prefix-cache", "--dir", tmp_path / "file", *flags)
+    assert done.returncode == 2
+    assert b"is no folder" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_no_folder_is_an_empty_one(shell: Shell, tmp_path: Path) -> None:
     assert listed(shell, tmp_path / "none")["segments"] == []
     assert shell.run("prefix-cache", "--dir", tmp_path / "none", "--clear").returncode == 0

@@ -41,6 +41,7 @@ SCHEMAS: dict[str, Any] = {
     "quotes": {"type": "string", "pattern": '^["\\\\/]{1,5}$'},
     "wide": {"type": "string", "pattern": "^[éß日🙂]{1,5}$"},
     "date": {"type": "string", "format": "date"},
+    "date and time": {"type": "string", "format": "date-time", "maxLength": 30},
     "time": {"type": "string", "format": "time", "maxLength": 20},
     "uuid": {"type": "string", "format": "uuid"},
     "ipv4": {"type": "string", "format": "ipv4"},

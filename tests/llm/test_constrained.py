@@ -55,7 +55,7 @@ def test_a_real_model_keeps_to_a_schema(real: LLM, name: str) -> None:
     check(schema, real.generate(ASK, schema=schema, max_tokens=40, temperature=1.0, seed=1))
 
 
-@pytest.mark.parametrize("name", ["uuid", "ipv4", "ipv6", "email"])
+@pytest.mark.parametrize("name", ["date", "uuid", "ipv4", "ipv6", "email"])
 def test_formats_are_kept(wild: LLM, name: str) -> None:
     schema = SCHEMAS[name]
     for seed in range(6):

@@ -303,6 +303,8 @@ def test_a_conversation_that_is_cancelled_interrupted_and_diverges(path: Path) -
 def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     with pytest.raises(ContextError, match=r"\d+ tokens, the context holds 1024"):
         llm.generate("x" * 2000)
+    with pytest.raises(ContextError, match="has 1024 tokens.*holds 1024; an answer needs 1 more"):
+        llm.generate_ids([3] * 1024)
     endless = "x" * (1024 * CHARACTERS_PER_TOKEN + 1)
     for ask in (lambda: llm.generate(endless), lambda: llm.generate(endless, raw=True)):
         with pytest.raises(PromptSizeError, match=r"524,289 characters, the context holds 1024"):

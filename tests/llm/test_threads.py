@@ -15,6 +15,7 @@ from headrace.engine.scheduler import AHEAD
 from headrace.errors import InputError
 from headrace.llm import LLM
 from headrace.memory.inputs import PlanOptions
+from headrace.stream import Stream
 
 LONG = 900
 WAIT = 60
@@ -125,6 +126,39 @@ def test_a_stream_is_cancelled_from_another_thread_and_the_others_go_on(llm: LLM
     assert stream.completion.finish_reason == "cancelled"
     assert stream.completion.text == "".join(text)
     assert head + "".join(other) == alone
+
+
+def test_threads_that_share_a_stream_get_a_piece_each(llm: LLM) -> None:
+    alone = list(llm.stream("Q1", seed=1, max_tokens=200))
+    for _ in range(5):
+        stream = llm.stream("Q1", seed=1, max_tokens=200)
+        with ThreadPoolExecutor(3) as pool:
+            parts = [f.result(WAIT) for f in [pool.submit(list, stream) for _ in range(3)]]
+        assert sorted(piece for part in parts for piece in part) == sorted(alone)
+        assert stream.completion is not None
+        assert stream.completion.text == "".join(alone)
+
+
+def test_a_stream_is_closed_from_another_thread(llm: LLM) -> None:
+    for _ in range(5):
+        stream, begun, text = llm.stream("Why?", seed=1, max_tokens=LONG), threading.Event(), []
+
+        def work(
+            stream: Stream = stream, begun: threading.Event = begun, text: list[str] = text
+        ) -> None:
+            for piece in stream:
+                text.append(piece)
+                begun.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert begun.wait(WAIT)
+        stream.close()
+        assert stream.completion is not None
+        assert stream.completion.finish_reason == "cancelled"
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        assert stream.completion.text == "".join(text)
 
 
 def test_a_stream_that_was_cancelled_before_it_began(llm: LLM) -> None:

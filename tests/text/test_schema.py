@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import calendar
+import json
+import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import tiny
-from headrace.errors import GrammarError
+from headrace.errors import ConstraintError, GrammarError
 from headrace.text import schema as schemas
 from headrace.text.grammar import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
@@ -53,6 +56,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "string", "pattern": "^a$", "minLength": 3}, "", "/pattern"),
     ({"const": 2**53 + 1}, "double", "/const"),
     ({"enum": [1, 10**400]}, "double", "/enum/1"),
+    ({"type": "number", "multipleOf": 0.01}, "multipleOf", "/multipleOf"),
     ({"type": "object", "minProperties": 2, "additionalProperties": {"type": "integer"}}, "minProperties", "/minProperties"),
 ]  # fmt: skip
 
@@ -171,3 +175,59 @@ def test_names_of_properties_are_no_keywords(compiler: GrammarCompiler) -> None:
 @pytest.mark.parametrize("schema", [{}, True, "true", {"type": "object"}, {"type": "object", "properties": {}}, '{"title": "x", "deprecated": true}'])  # fmt: skip
 def test_schemas_that_ask_for_little(compiler: GrammarCompiler, schema: Any) -> None:
     compiler.schema(schema)
+
+
+@pytest.mark.parametrize("step", [3, 7.0, 0.25, 0.75, 2.0**-6])
+def test_multiples_that_doubles_hold(compiler: GrammarCompiler, step: float) -> None:
+    compiler.schema({"type": "number", "multipleOf": step})
+
+
+def test_multiples_behind_references(compiler: GrammarCompiler) -> None:
+    """Also where no keyword leads."""
+    with pytest.raises(GrammarError) as caught:
+        compiler.schema({"items": {"$ref": "#/x%20y/0"}, "x y": [{"multipleOf": 0.1}]})
+    assert caught.value.place == "/x y/0/multipleOf"
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    date = re.compile(json.loads(schemas.exact('{"format": "date"}'))["allOf"][0]["pattern"])
+    for year in range(10_000):
+        leap = year > 0 and calendar.isleap(year)
+        assert bool(date.search(f"{year:04}-02-29")) == leap
+        assert bool(date.search(f"{year:04}-02-28")) == (year > 0)
+    for year in (2023, 2024):
+        for month in range(14):
+            last = calendar.monthrange(year, month)[1] if 1 <= month <= 12 else 0
+            for day in range(34):
+                assert bool(date.search(f"{year}-{month:02}-{day:02}")) == (1 <= day <= last)
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"format": "date", "type": "string"}, ["2024-02-29", "0001-01-01"], ["0000-01-01", "2023-02-29"]),
+        ({"format": "date", "type": ["string", "null"], "pattern": "1$", "allOf": [{"pattern": "^2"}]},
+         ["2024-12-31"], ["2024-12-30", "1999-12-31", "2100-02-29"]),
+        ({"$ref": "#/x", "x": {"type": "string", "format": "date"}}, ["2000-02-29"], ["1900-02-29"]),
+        ({"format": "date-time", "type": "string"}, ["2024-02-29T23:59:59.5+01:00", "0001-01-01T00:00:00Z"],
+         ["0000-01-01T00:00:00Z", "2023-02-29T00:00:00Z", "2024-01-01T00:00:60Z", "2024-01-01"]),
+        ({"format": "time", "type": "string"}, ["23:59:59Z"], ["00:00:60Z"]),
+    ],
+)  # fmt: skip
+def test_dates_and_times(
+    compiler: GrammarCompiler, schema: dict[str, Any], taken: list[str], refused: list[str]
+) -> None:
+    grammar = compiler.schema(schema)
+    tokenizer = Tokenizer.from_json(tiny.tokenizer_json())
+
+    def follows(text: str) -> bool:
+        walk = grammar.start()
+        try:
+            for token in tokenizer.encode(json.dumps(text)):
+                walk.advance(token)
+        except ConstraintError:
+            return False
+        return walk.can_end
+
+    assert [follows(text) for text in taken] == [True] * len(taken)
+    assert [follows(text) for text in refused] == [False] * len(refused)

@@ -60,6 +60,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 _PLAIN_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # of init_lora_weights
 _PATTERN = re.compile(r"\^?[\w.]{1,200}\$?")
+_EXCLUDED = re.compile(r"(?:\.\*)?[\w.]{1,200}(?:\.\*)?")  # expressions that take no time to match
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +137,9 @@ def _pairs(file: Path, tensors: Mapping[str, StoredTensor], config: _Config) -> 
         raise UnsupportedError(f"{file}: holds several adapters: {sorted(map(str, names))!r:.120}")
     order = {module: i for i, module in enumerate(MODULES)}
     keys = sorted(found, key=lambda key: (key[0], order[key[1]]))
-    return [_pair(file, *key, found[key], config) for key in keys]
+    pairs = [_pair(file, *key, found[key], config) for key in keys]
+    config.check_modules([(pair.layer, _module_name(pair.layer, pair.module)) for pair in pairs])
+    return pairs
 
 
 def _parsed(file: Path, name: str) -> tuple[int, str, str, str | None]:
@@ -180,6 +183,18 @@ def _scale(alpha: float, rank: int, stabilised: bool) -> float:
         return float(Decimal(alpha) / Decimal(rank).sqrt())
 
 
+def _module_name(layer: int, module: str) -> str:
+    """As the base has it."""
+    return f"model.layers.{layer}.{MODULES[module]}"
+
+
+def _is_named(pattern: str, name: str) -> bool:
+    """Whether a pattern is the end of a module's name, or with ^ all of it."""
+    ending = pattern.removesuffix("$")
+    whole_name = ending.startswith("^")
+    return f".{name}".endswith(f".{ending}") or (whole_name and ending[1:] == name)
+
+
 class _Config:
     """adapter_config.json, key by key; every refusal names the key."""
 
@@ -208,6 +223,35 @@ class _Config:
         self._number("r", body.get("r"), whole=True)
         self._number("lora_alpha", body.get("lora_alpha"), whole=False)
 
+    def check_modules(self, modules: list[tuple[int, str]]) -> None:
+        """Refuse what says something else than the tensors, which adapt these layers and modules."""
+        for key in ("rank_pattern", "alpha_pattern"):
+            for pattern in self._body.get(key) or {}:
+                if not any(_is_named(pattern, name) for _, name in modules):
+                    raise UnsupportedError(
+                        f"{self._path}: {key}: {pattern!r:.120} names no module that has tensors"
+                    )
+        layers = self._body.get("layers_to_transform")
+        wanted = [layers] if type(layers) is int else layers
+        if wanted is not None and not (
+            isinstance(wanted, list) and all(type(n) is int for n in wanted)
+        ):
+            raise self._unsupported("layers_to_transform", "numbers of layers")
+        for layer, name in modules:
+            if wanted and layer not in wanted:
+                raise self._unsupported("layers_to_transform", f"there are tensors of {name}")
+            if self._excludes(name):
+                raise self._unsupported("exclude_modules", f"there are tensors of {name}")
+
+    def _excludes(self, name: str) -> bool:
+        """A list holds ends of names, a text is a regular expression of the whole name."""
+        given = self._body.get("exclude_modules") or []
+        if isinstance(given, str) and _EXCLUDED.fullmatch(given):
+            return re.fullmatch(given, name) is not None
+        if not isinstance(given, list) or not all(isinstance(end, str) for end in given):
+            raise self._unsupported("exclude_modules", "names of modules are")
+        return any(f".{name}".endswith(f".{end}") for end in given)
+
     def rank(self, layer: int, module: str) -> int:
         return int(self._chosen("rank_pattern", "r", layer, module, whole=True))
 
@@ -216,7 +260,7 @@ class _Config:
 
     def _chosen(self, patterns: str, key: str, layer: int, module: str, *, whole: bool) -> float:
         """The first pattern that is the end of the module's name, else the key that is for all."""
-        name = f"model.layers.{layer}.{MODULES[module]}"
+        name = _module_name(layer, module)
         given = self._body.get(patterns) or {}
         if not isinstance(given, dict):
             raise self._unsupported(patterns, "an object")
@@ -225,9 +269,7 @@ class _Config:
                 raise UnsupportedError(
                     f"{self._path}: {patterns}: {pattern!r:.120} is not supported: names of modules are"
                 )
-            ending = pattern.removesuffix("$")
-            whole_name = ending.startswith("^")
-            if f".{name}".endswith(f".{ending}") or (whole_name and ending[1:] == name):
+            if _is_named(pattern, name):
                 return self._number(f"{patterns}.{pattern}", value, whole=whole)
         return self._number(key, self._body.get(key), whole=whole)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headrace import config
+from headrace.cli.prefix_options import folder
 from headrace.engine import prefix_disk
 from headrace.engine.prefix_disk import Survey
 
@@ -22,7 +23,7 @@ _ABOUT = {"state": "not continued", "turn": "conversation", "head": "start of se
 
 def prefix_cache(
     *,
-    dir: Annotated[Path | None, Parameter(show_default=False)] = None,
+    dir: Annotated[Path | None, Parameter(show_default=False, converter=folder)] = None,
     clear: Flag = False,
     json: Flag = False,
 ) -> int:

@@ -446,7 +446,7 @@ class Engine:
         """What `generate` runs, for a `Scheduler` to run beside others. See `Asked`."""
         if not prompt:
             raise InputError("there are no tokens to read")
-        self._fits(len(prompt) + 1)
+        self._fits(len(prompt), 1)
         self._known(min(prompt), max(prompt))
         if sequence is not None and adapter is not None:
             raise InputError(
@@ -479,9 +479,9 @@ class Engine:
             return None
         return Speculation(drafter or Lookup(self.context), self.config.vocab_size, depth)
 
-    def _fits(self, num_tokens: int) -> None:
-        if num_tokens > self.context:
-            raise ContextError(num_tokens, self.context)
+    def _fits(self, num_tokens: int, more: int = 0) -> None:
+        if num_tokens + more > self.context:
+            raise ContextError(num_tokens, self.context, more)
 
     def _context(self, wanted: int | None) -> int:
         if wanted is None:

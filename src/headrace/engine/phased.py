@@ -68,7 +68,7 @@ class Phased:
         """
         room = self.engine.context - len(prompt) - closing
         if room < 2:
-            raise ContextError(len(prompt) + closing + 2, self.engine.context)
+            raise ContextError(len(prompt), self.engine.context, closing + 2)
         answered = min(answer.max_tokens or room, room // 2)
         return min(thinking.max_tokens or room, room - answered)
 

@@ -329,7 +329,8 @@ class Survey:
 
 
 def survey(directory: Path) -> Survey:
-    """Look, and change nothing; also while another process writes."""
+    """Look, and change nothing; also while another process writes. Raises FileError."""
+    _check_folder(directory)
     segments, faulty = [], []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if is_name(path.name):
@@ -343,7 +344,11 @@ def survey(directory: Path) -> Survey:
 
 
 def clear(directory: Path) -> tuple[int, list[OSError]]:
-    """Remove every segment; how many are gone, and why others are not. Raises PrefixDirectoryBusyError."""
+    """Remove every segment; how many are gone, and why others are not.
+
+    Raises PrefixDirectoryBusyError, FileError.
+    """
+    _check_folder(directory)
     if not directory.is_dir():
         return 0, []
     gone, left, handle = 0, [], lock(directory)
@@ -358,6 +363,12 @@ def clear(directory: Path) -> tuple[int, list[OSError]]:
     finally:
         os.close(handle)
     return gone, left
+
+
+def _check_folder(directory: Path) -> None:
+    """One that is not there yet is empty. Raises FileError."""
+    if directory.exists() and not directory.is_dir():
+        raise FileError(directory, "kind", "is no folder")
 
 
 def check_owner(directory: Path) -> None:

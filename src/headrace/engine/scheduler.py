@@ -326,8 +326,8 @@ class Scheduler:
     # ---- prompts whose readers give up ------------------------------------------------------------
 
     def _remember(self, ticket: Ticket, rows: int) -> None:
-        """A pass of so many rows of it was cancelled: the next one for this prompt is shorter, until it ends."""
-        self._patience[ticket.generation.key] = max(SHELTERED, rows // 2)
+        """A pass of so many rows of it was cancelled: the next one for this prompt is much shorter, until it ends."""
+        self._patience[ticket.generation.key] = max(SHELTERED, rows // 8)
         self._patience.move_to_end(ticket.generation.key)
         while len(self._patience) > REMEMBERED:
             self._patience.popitem(last=False)

@@ -169,7 +169,9 @@ class GrammarCompiler:
         text = json.dumps(root, ensure_ascii=False)
 
         def lower() -> str:
-            return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+            return llguidance.LLMatcher.grammar_from_json_schema(
+                schemas.exact(text), overrides=_JSON
+            )
 
         return self._compiled("schema", text, lower, lambda cause: self._place(root, cause))
 

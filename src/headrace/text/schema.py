@@ -10,7 +10,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from headrace.errors import GrammarError
 
@@ -39,6 +41,20 @@ _MEANT = {
     "anyOf is empty": "enum",
 }
 _WORD = re.compile(r"\$?[A-Za-z]+")
+# Dates of the years 1 to 9999, exactly: every date but 29 February, or 29 February of a leap year.
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
+_DATE = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+# What a text of a format matches besides what the library has for it. Leap seconds are left out.
+_FORMATS = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}[Tt][0-9:]{{6}}[0-5]",
+    "time": "^[0-9:]{6}[0-5]",
+}
 
 Json = dict[str, Any]
 Place = tuple[
@@ -138,7 +154,12 @@ def _exact(value: int) -> bool:
 
 
 def _check_object(place: Place, node: Json) -> None:
-    """Repeated keys count once, and a grammar cannot forbid them where they are not named."""
+    """Repeated keys count once, and a grammar cannot forbid them where they are not named. Who checks a multiple
+    divides doubles, which is exact for binary fractions alone."""
+    step = node.get("multipleOf")
+    if isinstance(step, float) and Fraction(repr(step)) != Fraction(step):
+        cause = f"multipleOf: {step!r} is neither an integer nor a binary fraction, such as 0.25"
+        raise _refusal((place, "multipleOf"), cause)
     least, required = node.get("minProperties"), node.get("required")
     if not isinstance(least, int) or node.get("additionalProperties") is False:
         return
@@ -149,13 +170,23 @@ def _check_object(place: Place, node: Json) -> None:
 
 
 def walk(root: Json) -> Iterator[tuple[Place, Json]]:
-    """Every subschema that is an object, with its place; the root first."""
+    """Every subschema that is an object, once, with its place; the root first, last what references alone reach."""
     stack: list[tuple[Place, Any]] = [((), root)]
-    while stack:
+    refs: dict[str, None] = {}  # those that are not followed yet
+    known: set[str] = set()
+    seen: set[int] = set()
+    while stack or refs:
+        if not stack:
+            known |= set(refs)
+            stack = [resolve(root, ref) for ref in reversed(refs)]
+            refs = {}
         place, node = stack.pop()
-        if not isinstance(node, dict):
+        if not isinstance(node, dict) or id(node) in seen:
             continue
+        seen.add(id(node))
         yield place, node
+        if isinstance(node.get("$ref"), str) and node["$ref"] not in known:
+            refs[node["$ref"]] = None
         below: list[tuple[Place, Any]] = [((place, k), node[k]) for k in _SINGLE if k in node]
         for key in _LISTS:
             if isinstance(node.get(key), list):
@@ -164,6 +195,34 @@ def walk(root: Json) -> Iterator[tuple[Place, Json]]:
             if isinstance(node.get(key), dict):
                 below += [(((place, key), k), v) for k, v in node[key].items()]
         stack += reversed(below)
+
+
+def resolve(root: Json, ref: str) -> tuple[Place, Any]:
+    """The place and the schema of a pointer into this document; None for what the library has to judge."""
+    if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
+        return (), None
+    place: Place = ()
+    node: Any = root
+    for part in unquote(ref).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        place = (place, part)
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            return (), None
+    return place, node
+
+
+def exact(text: str) -> str:
+    """A checked schema, as JSON text, whose dates and times are what its formats mean."""
+    root = json.loads(text)
+    for _, node in walk(root):
+        name, every = node.get("format"), node.get("allOf", [])
+        if isinstance(name, str) and name in _FORMATS and isinstance(every, list):
+            node["allOf"] = [*every, {"pattern": _FORMATS[name]}]
+    return json.dumps(root, ensure_ascii=False)
 
 
 def find(root: Json, cause: str) -> Place:
@@ -192,7 +251,7 @@ class _Finite:
         self._root = root
         self._visits = 0
         refs = {n["$ref"]: None for _, n in walk(root) if isinstance(n.get("$ref"), str)}
-        self._targets = {ref: self._target(ref) for ref in refs}
+        self._targets = {ref: resolve(root, ref)[1] for ref in refs}
         self._known = {ref for ref, node in self._targets.items() if node is None}
 
     def holds(self) -> bool:
@@ -207,21 +266,6 @@ class _Finite:
         if self._node(self._targets[ref]):
             self._known.add(ref)
         return ref in self._known
-
-    def _target(self, ref: str) -> Any:
-        """The schema of a pointer into this document; None for what the library has to judge."""
-        if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
-            return None
-        node: Any = self._root
-        for part in ref.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-                node = node[int(part)]
-            elif isinstance(node, dict) and part in node:
-                node = node[part]
-            else:
-                return None
-        return node
 
     def _node(self, node: Any) -> bool:
         self._visits += 1
