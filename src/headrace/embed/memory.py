@@ -81,8 +81,8 @@ def memory_of(buffer: Buffer, what: str, needed: int) -> NDArray[np.uint8]:
 class SequenceMemory:
     """Where the state of one sequence lies, its keys and values apart; all of it has a fixed size.
 
-    residual i32[2, hidden], clips i64[2, sites]: X of the last position and counts, as they are and as they are about to
-    be: what is valid is never written to (timeline.py). hidden i32[hidden]: X that the last prefill left. tokens
+    residual i32[2, hidden], clips i64[2, sites]: X of the last position and counts, as they are and as they are to be:
+    what is valid is never written to (timeline.py). hidden i32[hidden]: X that the last prefill left. tokens
     i32[context + 1], read and pending. marks u8[context + 1]: what is known of each. answer i32[context + 1]: the
     generated ones alone. pages i32[pages of the context].
     """

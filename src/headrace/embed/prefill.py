@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.embed.errors import (
     ContextExceededError,
@@ -84,7 +83,9 @@ def _ids(tokens: Many[int]) -> list[int]:
 def _check_content(line: Timeline, ids: list[int]) -> None:
     if line.walk is None:
         raise SchemaUnboundError("schema content for a sequence without a schema")
-    known = ids and 0 <= ids[0] < line.model.vocab_size  # what is no token at all is told by `_admitted`
+    known = (
+        ids and 0 <= ids[0] < line.model.vocab_size
+    )  # what is no token at all is told by `_admitted`
     if known and not line.walk.reach(ids[:1]):
         raise SpanUnreachableError(f"the schema does not allow token {ids[0]} here")
 

@@ -130,8 +130,8 @@ class Sequence(Timeline):
         artifact does not carry it. A restored sequence is reset before another schema is bound.
 
         Raises RestoreModelError, RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError,
-        RestoreAdapterError, RestoreSchemaError, PoolFullError, InvalidArgumentError, with the sequence as it was. One that
-        an interrupt cuts off may leave it empty.
+        RestoreAdapterError, RestoreSchemaError, PoolFullError, InvalidArgumentError, with the sequence as it was.
+        One that an interrupt cuts off may leave it empty.
         """
         if adapter is not None:
             typed(adapter, Adapter, "the adapter")

@@ -24,6 +24,7 @@ from headrace.embed.errors import (
     RestoreTruncatedError,
     RestoreVersionError,
 )
+from headrace.embed.memory import typed
 from headrace.embed.model import Model
 from headrace.engine.adapters import History
 from headrace.engine.pages import PAGE_TOKENS, pages_for
@@ -71,6 +72,7 @@ class Saved:
 
 def seq_state_size(model: Model) -> int:
     """Bytes that a saved sequence of the model has at most, whatever its state."""
+    typed(model, Model, "the model")
     tokens = model.context + 1
     facts = MAX_NAME + tokens * (4 + 1 + _SPAN.size) + 8 * len(SITES)
     rows = 2 * 4 * model.hidden_size

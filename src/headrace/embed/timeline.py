@@ -3,8 +3,8 @@
 A token is `pending` from the moment it is chosen until its last layer; `depth` layers of it are done. After the last
 layer of any token the timeline is `ready`: X of that position is there, and the next token follows from it.
 
-All that a timeline is, is one frozen `State`, replaced by one assignment: an interrupt at any moment leaves what was or
-what is to be. Memory of the pool that the state speaks of is written before the assignment, where it does not count yet.
+All that a timeline is, is one frozen `State`, replaced by one assignment: an interrupt at any moment leaves what was, or
+what is to be. Memory that the new state speaks of is written before, where it does not count yet.
 """
 
 from __future__ import annotations
@@ -392,9 +392,7 @@ class Timeline:
         self.memory.marks[self.length] = marks
         self.commit(pending=True, ready=False, depth=0, fresh=False, **changes)
 
-    def advanced(
-        self, depth: int, residual: NDArray[np.int32], clips: NDArray[np.int64]
-    ) -> None:
+    def advanced(self, depth: int, residual: NDArray[np.int32], clips: NDArray[np.int64]) -> None:
         """The pending token is done up to layer `depth`; residual: its X there. clips: of these layers."""
         now, done = self.now, depth == self.model.num_layers
         self.commit(
