@@ -86,7 +86,8 @@ def test_memory_that_nobody_has(size: int) -> None:
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**32, 2**63, 2**70, -(2**70)])
 def test_ids_beyond_all_words(frame: Frame, bad: int, content: bool) -> None:
     schema = frame.model.compile_schema(regex="[a-f]{9}")
-    for before in ([], [97], [97, 98]):
+    first = frame.model.tokenize("abc")
+    for before in ([], first[:1], first[:2]):
         with frame.new() as sequence, frame.new() as wanted:
             for line in (sequence, wanted):
                 line.set_schema(schema)
@@ -102,9 +103,11 @@ def test_ids_beyond_all_words(frame: Frame, bad: int, content: bool) -> None:
 def test_numbers_of_numpy(frame: Frame) -> None:
     budget: Any = np.int64(1)
     assert embed.DecodeParams(budget) == embed.DecodeParams(1)
-    with frame.new(np.array(PROMPT[:5], np.int32)) as one, frame.new(PROMPT[:5]) as two:  # type: ignore[arg-type]
+    array: Any = np.array(PROMPT[:5], np.int32)
+    with frame.new() as one, frame.new(PROMPT[:5]) as two:
+        embed.prefill(one, array, frame.space)
         assert embed.decode_step([one], budget, frame.space) == [step(frame, two)]
-    assert frame.model.detokenize_stream().push(np.int64(97)) == "a"  # type: ignore[arg-type]
+    assert frame.model.detokenize_stream().push(np.int64(frame.model.tokenize("a")[0])) == "a"  # type: ignore[arg-type]
     with pytest.raises(errors.LayerBudgetError):
         embed.DecodeParams(np.int64(0))  # type: ignore[arg-type]
 
@@ -140,7 +143,7 @@ def test_hooks(wide: Artifact) -> None:
 def test_what_a_block_raises_is_what_is_told(tiny_artifact: Get) -> None:
     """Though what it left alive keeps the model from being unmapped."""
     artifact = tiny_artifact("llama")
-    with pytest.raises(RuntimeError, match="of the program"), embed.Model(artifact) as model:
+    with pytest.raises(RuntimeError, match="of the program"), embed.Model(artifact) as model:  # noqa: PT012
         pool = make_pool(model)
         sequence = embed.Sequence(pool)
         raise RuntimeError("of the program")

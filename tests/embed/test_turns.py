@@ -35,13 +35,14 @@ def test_a_call_inside_of_a_hook_is_refused(frame: Frame, other_call: str) -> No
     space, found = make_workspace(frame.model), list[errors.EmbedError]()
     with frame.new(PROMPT[:9]) as sequence, frame.new(PROMPT[:9]) as other:
         wanted, before = generated(frame, frame.new(PROMPT[:9]), 2), other.save()
+        calls = {
+            "step": lambda: embed.decode_step([other], 9, space),
+            "prefill": lambda: embed.prefill(other, [5], space),
+        }
 
         def run(count: int, task: Task) -> None:
             with pytest.raises(errors.BusyError) as caught:
-                if other_call == "step":
-                    embed.decode_step([other], 9, space)
-                else:
-                    embed.prefill(other, [5], space)
+                calls[other_call]()
             found.append(caught.value)
             for index in range(count):
                 task(index)

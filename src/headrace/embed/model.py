@@ -84,6 +84,8 @@ class Model:
             self.tokenizer = Tokenizer.from_file(
                 self.artifact.tokenizer_path, bos=info.bos, eos=info.end
             )
+        except errors.EmbedError:
+            raise
         except InputError as error:
             raise ArtifactRejectedError(error.message, hint=error.hint) from error
         context = self.config.context

@@ -83,9 +83,7 @@ def _ids(tokens: Many[int]) -> list[int]:
 def _check_content(line: Timeline, ids: list[int]) -> None:
     if line.walk is None:
         raise SchemaUnboundError("schema content for a sequence without a schema")
-    known = (
-        ids and 0 <= ids[0] < line.model.vocab_size
-    )  # what is no token at all is told by `_admitted`
+    known = ids and 0 <= ids[0] < line.model.vocab_size  # `_admitted` tells of others
     if known and not line.walk.reach(ids[:1]):
         raise SpanUnreachableError(f"the schema does not allow token {ids[0]} here")
 

@@ -3,7 +3,7 @@
 A token is `pending` from the moment it is chosen until its last layer; `depth` layers of it are done. After the last
 layer of any token the timeline is `ready`: X of that position is there, and the next token follows from it.
 
-All that a timeline is, is one frozen `State`, replaced by one assignment: an interrupt at any moment leaves what was, or
+All that a timeline is, is one frozen `State`, replaced by one assignment: an interrupt at any moment leaves what was or
 what is to be. Memory that the new state speaks of is written before, where it does not count yet.
 """
 
