@@ -223,3 +223,29 @@ def test_sizes_that_are_not_the_bases(
     assert json.loads(forged.to_bytes())["base"] == tiny_artifact("qwen3").identity
     with opened(tiny_artifact("qwen3")) as frame, pytest.raises(errors.AdapterShapeError):
         embed.Adapter(frame.model, folder)
+
+
+def test_a_prefix_goes_by_the_content_that_it_was_read_with(
+    frame: Frame, folders: list[Path]
+) -> None:
+    first, again = (embed.Adapter(frame.model, folders[0]) for _ in range(2))
+    second = embed.Adapter(frame.model, folders[1])
+    wanted = generated(frame, with_adapter(frame, first, PROMPT), 3)
+    for last in (first, None, second):  # what it was bound to in the end reads nothing
+        with embed.Prefix(frame.pool) as prefix:
+            prefix.set_adapter(first)
+            prefix.prefill(PROMPT, frame.space)
+            prefix.set_adapter(last)
+            prefix.freeze()
+            for wrong in (None, second):
+                with frame.new() as sequence:
+                    sequence.set_adapter(wrong)
+                    with pytest.raises(errors.PrefixAdapterError):
+                        sequence.adopt_prefix(prefix)
+            for right in (first, again):
+                with frame.new() as sequence:
+                    sequence.set_adapter(right)
+                    sequence.adopt_prefix(prefix)
+                    assert sequence.adapter is right
+                    assert sequence.adapter_history == ((0, first.identity),)
+                    assert generated(frame, sequence, 3) == wanted

@@ -268,3 +268,62 @@ def test_a_damaged_schema_file(tmp_path: Path) -> None:
     (made.path / "schemas.json").write_text("{")
     with pytest.raises(errors.ArtifactRejectedError):
         embed.Model(made)
+
+
+def test_a_schema_of_another_model(frame: Frame, artifact: Artifact, tmp_path: Path) -> None:
+    """Of equal text: its masks are of another vocabulary."""
+    own = frame.model.compile_schema(regex="[a-c]{5}x")
+    sequence = frame.new()
+    sequence.set_schema(own)
+    embed.prefill(sequence, PROMPT, frame.space)
+    blob = sequence.save()
+    for other in (artifact, tiny.make(tmp_path / "other", "llama", vocab_size=300)):
+        with opened(other) as second, frame.new([1]) as target:
+            foreign, before = second.model.compile_schema(regex="[a-c]{5}x"), target.save()
+            assert foreign.digest == own.digest
+            assert not foreign.same(own)
+            with pytest.raises(errors.RestoreSchemaError):
+                target.restore(blob, schema=foreign)
+            assert target.save() == before
+            with frame.new() as new, pytest.raises(errors.InvalidArgumentError):
+                new.set_schema(foreign)
+
+
+class Panic(BaseException):
+    """As the grammar library's."""
+
+
+Panic.__name__ = "PanicException"
+
+
+@pytest.mark.parametrize("wrong", [IndexError("a"), OverflowError("b"), MemoryError(), Panic("c")])
+@pytest.mark.parametrize("place", ["mask", "advance"])
+def test_what_fails_for_one_sequence_is_its_outcome(
+    frame: Frame, monkeypatch: pytest.MonkeyPatch, place: str, wrong: BaseException
+) -> None:
+    """The others of its batch get their tokens, and it goes on once the cause is gone."""
+    good, bad, schema = frame.new(PROMPT), bound(frame), bound(frame)
+    wanted = [generated(frame, line, 1)[0] for line in (frame.new(PROMPT), bound(frame))]
+    before = bad.save()
+    assert bad.walk is not None
+
+    def fail(*_: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr(bad.walk._walk, place, fail)
+    found = embed.decode_step([good, bad, schema], 9, frame.space)
+    assert [o.code for o in found] == [wanted[0], -4, wanted[1]]
+    assert isinstance(found[1], embed.Refused)
+    kind = errors.AllocationError if isinstance(wrong, MemoryError) else errors.ChoiceError
+    assert type(found[1].error) is kind
+    assert bad.save() == before
+    monkeypatch.undo()
+    assert step(frame, bad) == embed.Token(wanted[1])
+
+
+def test_the_order_of_keys_is_part_of_a_schema(frame: Frame) -> None:
+    """It is the order in which an answer has them."""
+    turned = dict(reversed(PERSON.items()))
+    assert frame.model.compile_schema(turned).digest != frame.model.compile_schema(PERSON).digest
+    spaced = frame.model.compile_schema(json.dumps(PERSON, indent=3))
+    assert spaced.digest == frame.model.compile_schema(PERSON).digest

@@ -76,8 +76,9 @@ def test_what_a_hook_raises(wide: Artifact, wrong: Exception) -> None:
         frame.space.set_parallel_for(embed.ParallelFor(run, 4, matvec=True))
         with pytest.raises(kind, match=str(wrong)):
             step(frame, sequence)
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             embed.prefill(sequence, [1], frame.space)
+        assert vars(caught.value)["consumed"] == 0
         frame.space.set_parallel_for(None)
         with frame.new() as other:
             other.restore(before)
@@ -141,3 +142,36 @@ def test_counts_of_clipped_values_are_each_sequences_own(tmp_path: Path) -> None
                 line.reset()
                 assert not any(line.stats().saturations.values())
                 line.release()
+
+
+def test_whatever_stops_a_prefill_says_how_much_was_read(tmp_path: Path) -> None:
+    """A file that changes, a hook's own exception, an interrupt in it: after the second of some chunks."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
+    artifact = tiny.make(tmp_path / "model", "llama", **sizes)
+    file = next(iter(sorted(artifact.path.glob("*.safetensors"))))
+    whole = file.read_bytes()
+
+    def write(last: int) -> None:
+        with file.open("r+b") as opened_file:
+            opened_file.seek(len(whole) - 1)
+            opened_file.write(bytes([last]))
+
+    for kind in (FileError, RuntimeError, KeyboardInterrupt, MemoryError):
+        with opened(artifact, max_chunk=1, max_batch=1) as frame, frame.new([1]) as sequence:
+            tokens: list[int] = []
+
+            def run(count: int, task: Task, kind: type = kind, line: list[int] = tokens) -> None:
+                for index in range(count):
+                    task(index)
+                if len(sequence.tokens) == 3:
+                    if kind is not FileError:
+                        raise kind("here")
+                    write(whole[-1] ^ 1)
+
+            frame.space.set_parallel_for(embed.ParallelFor(run, 4, matvec=True))
+            wanted = errors.AllocationError if kind is MemoryError else kind
+            with pytest.raises(wanted) as caught:
+                embed.prefill(sequence, [2, 3, 4, 5], frame.space)
+            write(whole[-1])
+            assert vars(caught.value)["consumed"] == 2
+            assert sequence.tokens == (1, 2, 3)

@@ -160,6 +160,11 @@ def test_a_blob_that_contradicts_itself_with_whole_digests(tiny_artifact: Get) -
             {"marks": saved.marks + 4},
             {"marks": saved.marks + 1},
             {"history": History(((0, b"a" * 32),))},
+            {"forced_tokens": 1},
+            {"forced_tokens": 2**64 - 1},
+            {"total_layers": 3 * frame.model.num_layers + 1},
+            {"total_layers": 2**64 - 1},
+            {"clips": saved.clips - 1},
             {"history": History(((1, b""),))},
             {"history": History(((0, b""), (5, b"a" * 32)))},
         ):

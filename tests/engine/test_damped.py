@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from math import floor, log2
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.arith.damping import Damping, candidates, choose, followers, log2_q16
+from headrace.arith import damping
+from headrace.arith.damping import Damping, candidates, choose, followers, log2_q16, repetition
 from headrace.arith.numbers import LOG2E_Q20
 from headrace.engine.blob import (
     BlobDamagedError,
@@ -99,6 +101,35 @@ def test_the_longest_ngram_that_came_before_counts_alone() -> None:
     assert followers(i32(1, 2), 2).tolist() == [1, 2]
     assert followers(i32(7, 7, 7), 99).tolist() == [7]
     assert followers(i32(), 2).tolist() == []
+
+
+@pytest.mark.parametrize("max_order", [1, 2, 5, 2**31 - 1])
+def test_blocks_of_the_history_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch, max_order: int
+) -> None:
+    rng = np.random.default_rng(3)
+    for length in (0, 1, 2, 3, 6, 7, 8, 40):
+        history = rng.integers(0, 4, length).astype(np.int32)
+        ids = np.arange(5, dtype=np.int64)[::-1].copy()
+        wanted = followers(history, max_order), repetition(ids, history, max_order)
+        for size in (1, 2, 3, 7):
+            with monkeypatch.context() as patch:
+                patch.setattr(damping, "BLOCK", size)
+                found = followers(history, max_order), repetition(ids, history, max_order)
+            assert [f.tolist() for f in found] == [w.tolist() for w in wanted]
+
+
+def test_scratch_does_not_grow_with_the_history() -> None:
+    ids = np.arange(6, dtype=np.int64)
+    peaks = []
+    for blocks in (2, 20):
+        history = np.tile(i32(1, 2, 3, 4, 5), blocks * damping.BLOCK // 5)
+        repetition(ids, history, 3)
+        tracemalloc.start()
+        repetition(ids, history, 3)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 4096
 
 
 def test_logarithms_are_within_a_unit() -> None:

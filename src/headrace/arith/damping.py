@@ -6,6 +6,7 @@ parameters). Equal ones go to the larger logit, then to the lowest id; without d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ Logits = NDArray[np.int32] | NDArray[np.int64]
 ALPHA_BITS = 15
 MAX_ALPHA = 1 << 20  # and smaller
 LOG_BITS = 16  # of distances and costs: log2 units
+BLOCK = 2048  # tokens of the history that are looked at at once: temporary arrays have a fixed size
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,18 @@ def candidates(logits: Logits, count: int, allowed: NDArray[np.bool_] | None) ->
 
 def repetition(ids: Int, history: NDArray[np.int32], max_order: int) -> Int:
     """How far each token would repeat the history, Q16: share * log2(1 + count) of it among the followers."""
-    found = followers(history, max_order)
-    if not len(found):
-        return np.zeros(len(ids), np.int64)
-    tokens, counts = np.unique(found, return_counts=True)
-    at = np.searchsorted(tokens, ids).clip(max=len(tokens) - 1)
-    count = np.where(tokens[at] == ids, counts[at], 0).astype(np.int64)
-    result: Int = count * log2_q16(1 + count) // len(found)
+    order, total, count = 0, 0, np.zeros(len(ids), np.int64)
+    for longer, found in _blocks(history, max_order):
+        if longer > order:
+            order, total = longer, 0
+            count[:] = 0
+        if longer == order:
+            found.sort()
+            total += len(found)
+            count += found.searchsorted(ids, "right") - found.searchsorted(ids, "left")
+    if not total:
+        return count
+    result: Int = count * log2_q16(1 + count) // total
     return result
 
 
@@ -92,14 +99,23 @@ def followers(history: NDArray[np.int32], max_order: int) -> NDArray[np.int32]:
 
     n = 1 is all of the history.
     """
-    at = np.arange(len(history))  # of the followers
-    for back in range(1, min(max_order, len(history))):
-        longer = at[at >= back]
-        longer = longer[history[longer - back] == history[-back]]
-        if not len(longer):
-            break
-        at = longer
-    return history[at]
+    blocks = list(_blocks(history, max_order))
+    order = max((n for n, _ in blocks), default=0)
+    return np.concatenate([history[:0], *(found for n, found in blocks if n == order)])
+
+
+def _blocks(history: NDArray[np.int32], max_order: int) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """Of each block of the history, the largest n - 1 for which there are followers in it, and these (a copy)."""
+    for begin in range(0, len(history), BLOCK):
+        at = np.arange(begin, min(begin + BLOCK, len(history)))  # of the followers
+        order = 0
+        for back in range(1, min(max_order, len(history))):
+            longer = at[at >= back]
+            longer = longer[history[longer - back] == history[-back]]
+            if not len(longer):
+                break
+            at, order = longer, back
+        yield order, history[at]
 
 
 def log2_q16(value: Int) -> Int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext, suppress
+from os import PathLike
 from pathlib import Path
 from typing import Self
 
@@ -12,8 +14,11 @@ from headrace.embed.errors import (
     AdapterHasSequencesError,
     AdapterShapeError,
     ArtifactRejectedError,
+    InvalidArgumentError,
+    LifecycleRefused,
     ReleasedError,
 )
+from headrace.embed.memory import typed
 from headrace.embed.model import Model
 from headrace.errors import AdapterMismatchError, InputError
 from headrace.errors import AdapterShapeError as StoredShapeError
@@ -25,6 +30,9 @@ class Adapter:
 
     def __init__(self, model: Model, path: Path | str) -> None:
         """path: of an adapter's artifact. Raises ArtifactRejectedError, AdapterBaseError, AdapterShapeError."""
+        typed(model, Model, "the model").check_mapped()
+        if not isinstance(path, str | PathLike):
+            raise InvalidArgumentError(f"the adapter is of type {type(path).__name__}, no path")
         try:
             stored = open_adapter(Path(path), model.artifact)
         except AdapterMismatchError as error:
@@ -42,14 +50,21 @@ class Adapter:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        _ = self.pairs
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    def __exit__(self, kind: object, *error: object) -> None:
+        with suppress(LifecycleRefused) if kind is not None else nullcontext():
+            self.release()
 
     @property
     def live(self) -> bool:
         return self._pairs is not None
+
+    @property
+    def salt(self) -> bytes:
+        """Its identity, as sequences remember it."""
+        return bytes.fromhex(self.identity)
 
     @property
     def residency(self) -> int:

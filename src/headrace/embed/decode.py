@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arith import damping
+from headrace.embed.calls import Call
 from headrace.embed.errors import (
+    AllocationError,
+    ChoiceError,
     EmbedError,
     InvalidArgumentError,
     LayerBudgetError,
     NothingToDecodeError,
     ReleasedError,
 )
+from headrace.embed.memory import typed
 from headrace.embed.model import Model
 from headrace.embed.outcome import DeadEnd, Gone, MidToken, Outcome, Refused, Token
 from headrace.embed.sequence import Sequence
@@ -42,11 +48,12 @@ class DecodeParams:
 
     def __post_init__(self) -> None:
         budget = self.layer_budget
-        if isinstance(budget, bool) or not isinstance(budget, int):
+        if isinstance(budget, bool) or not isinstance(budget, int | np.integer):
             raise InvalidArgumentError(f"the layer budget is {budget!r:.60}, not a whole number")
         if budget < 1:
             raise LayerBudgetError(f"a layer budget of {budget} makes no progress")
-        if self.mode not in ("greedy", "damped"):
+        object.__setattr__(self, "layer_budget", int(budget))
+        if not isinstance(self.mode, str) or self.mode not in ("greedy", "damped"):
             raise InvalidArgumentError(f"mode is {self.mode!r:.60}, not 'greedy' or 'damped'")
         if self.mode == "damped" and not isinstance(self.damped, DampedParams):
             raise InvalidArgumentError("damped decoding needs parameters: decode_params gives them")
@@ -55,16 +62,17 @@ class DecodeParams:
 def decode_params(model: Model, mode: Mode, layer_budget: int, **damped: int) -> DecodeParams:
     """Parameters with a model's defaults. damped: alpha_q15, max_order or top_k in place of theirs.
 
-    Raises InvalidArgumentError, LayerBudgetError.
+    Values of damped decoding are checked in any mode. Raises InvalidArgumentError, LayerBudgetError.
     """
-    if mode != "damped":
-        return DecodeParams(layer_budget, mode)
-    defaults = DampedParams.for_vocab(model.vocab_size)
+    vocab = typed(model, Model, "the model").vocab_size
+    defaults = DampedParams.for_vocab(vocab)
     try:
         how = DampedParams(**{**vars(defaults), **damped})
     except (SettingError, TypeError) as error:
         raise InvalidArgumentError(str(error)) from None
-    return DecodeParams(layer_budget, mode, how)
+    if how.top_k > vocab:
+        raise InvalidArgumentError(f"top_k is {how.top_k}; the vocabulary has {vocab} tokens")
+    return DecodeParams(layer_budget, mode, how if mode == "damped" else None)
 
 
 def decode_step(
@@ -84,13 +92,14 @@ def decode_step_v2(
     token in the same call: the budget counts layers, and the finish (final norm, logits, selection) is no layer.
     Sequences may be at different depths. What one of them is refused for is its outcome; the others go on.
 
-    Raises InvalidArgumentError, LayerBudgetError, BusyError, ReleasedError (of the workspace), changing nothing.
+    Raises InvalidArgumentError, LayerBudgetError, BusyError (of the workspace, or of a mixture's experts),
+    ReleasedError (of the workspace), changing nothing.
     Raises ParallelForIncompleteError, ExpertReadError and FileError without a token: every sequence is then at the end
     of a layer, and the next step goes on there.
     """
     _check(sequences, params, workspace)
-    with workspace.in_use(workspace.model):
-        step = _Step(sequences, params, workspace)
+    with workspace.in_use(workspace.model) as call, workspace.turn():
+        step = _Step(sequences, params, workspace, call)
         try:
             step.begin()
             step.advance()
@@ -102,15 +111,16 @@ def decode_step_v2(
 
 def _check(sequences: Many[Sequence], params: DecodeParams, workspace: Workspace) -> None:
     """Raises InvalidArgumentError."""
-    if not isinstance(params, DecodeParams):
-        raise InvalidArgumentError("the parameters are no DecodeParams")
+    typed(params, DecodeParams, "the parameters")
+    typed(workspace, Workspace, "the workspace")
+    if not isinstance(sequences, Many):
+        raise InvalidArgumentError("the sequences are no list")
     if len(sequences) > workspace.max_batch:
         raise InvalidArgumentError(
             f"{len(sequences)} sequences; the workspace was made for {workspace.max_batch}"
         )
     for sequence in sequences:
-        if not isinstance(sequence, Sequence):
-            raise InvalidArgumentError(f"{type(sequence).__name__} is no Sequence")
+        typed(sequence, Sequence, "one of the sequences")
         if sequence.pool is not sequences[0].pool or sequence.model is not workspace.model:
             raise InvalidArgumentError("the sequences are not all of one pool and model")
     how = params.damped if params.mode == "damped" else None
@@ -122,12 +132,17 @@ class _Step:
     """One call: which sequences go on, and what becomes of each."""
 
     def __init__(
-        self, sequences: Many[Sequence], params: DecodeParams, workspace: Workspace
+        self,
+        sequences: Many[Sequence],
+        params: DecodeParams,
+        workspace: Workspace,
+        call: Call,
     ) -> None:
         self.outcomes: list[Outcome] = [Gone()] * len(sequences)
         self._sequences = sequences
         self._params = params
         self._workspace = workspace
+        self._call = call
         self._claimed: list[int] = []
         self._going: list[int] = []
 
@@ -136,7 +151,7 @@ class _Step:
         budget = min(self._params.layer_budget, self._workspace.model.num_layers)
         for index, sequence in enumerate(self._sequences):
             try:
-                sequence.claim()
+                sequence.claim(self._call)
                 self._claimed.append(index)
                 if not (sequence.length or sequence.pending):
                     raise NothingToDecodeError("the sequence has no token; prefill it first")
@@ -147,14 +162,13 @@ class _Step:
             except EmbedError as error:
                 self.outcomes[index] = Refused(error)
                 continue
-            sequence.fresh = False
-            sequence.layers_run, sequence.ceiling = 0, budget if sequence.pending else 0
+            sequence.commit(layers_run=0, ceiling=budget if sequence.pending else 0, fresh=False)
             self._going.append(index)
 
     def end(self) -> None:
         """Let go of the sequences; of those that were released meanwhile nothing is left."""
         for index in self._claimed:
-            if not self._sequences[index].unclaim():
+            if not self._sequences[index].unclaim(self._call):
                 self.outcomes[index] = Gone()
 
     def advance(self) -> None:
@@ -181,35 +195,57 @@ class _Step:
             batch = space.batch([(s, [int(s.memory.tokens[s.length])]) for s in group])
             rows, clips = space.layers(begin, end, batch, _residuals(group))
         for sequence, row, clipped in zip(group, rows, clips, strict=True):
-            sequence.advanced(end, row)
-            sequence.count(clipped)
+            sequence.advanced(end, row, clipped)
 
     def finish(self) -> None:
-        """The next tokens of the sequences that are ready for them; all or, where the pass fails, none."""
+        """The next tokens of the sequences that are ready for them; all or, where the pass fails, none.
+
+        What fails for one of them alone is its own outcome.
+        """
         masks: dict[int, NDArray[np.bool_] | None] = {}
         for index in self._going:
             sequence = self._sequences[index]
             if not sequence.ready:
                 continue
-            allowed = None if sequence.walk is None else sequence.walk.allowed()
-            if isinstance(allowed, DeadEnd):
-                self.outcomes[index] = allowed
-            else:
-                masks[index] = allowed
+            with self._alone(index):
+                allowed = None if sequence.walk is None else sequence.walk.allowed()
+                if isinstance(allowed, DeadEnd):
+                    self.outcomes[index] = allowed
+                else:
+                    masks[index] = allowed
         if not masks:
             return
         space, ready = self._workspace, [self._sequences[index] for index in masks]
         with space.over(ready[0].pool):
             logits, clips = space.finish(space.last_rows(ready), _residuals(ready))
         for row, (index, allowed) in enumerate(masks.items()):
-            self.outcomes[index] = self._choose(ready[row], logits[row], allowed)
-            if isinstance(self.outcomes[index], Token):
-                ready[row].count(clips[row])
+            with self._alone(index):
+                self.outcomes[index] = self._choose(ready[row], logits[row], clips[row], allowed)
+
+    @contextmanager
+    def _alone(self, index: int) -> Iterator[None]:
+        """What is raised inside is an outcome of this sequence; interrupts are not."""
+        try:
+            yield
+        except EmbedError as error:
+            self.outcomes[index] = Refused(error)
+        except MemoryError:
+            self.outcomes[index] = Refused(AllocationError("there is no memory to choose a token"))
+        except BaseException as error:
+            # The grammar library's panics are no Exception, and only their name tells them from interrupts.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            cause = f"no token could be chosen: {type(error).__name__}: {error!s:.200}"
+            self.outcomes[index] = Refused(ChoiceError(cause))
 
     def _choose(
-        self, sequence: Sequence, logits: NDArray[np.int32], allowed: NDArray[np.bool_] | None
+        self,
+        sequence: Sequence,
+        logits: NDArray[np.int32],
+        clips: NDArray[np.int64],
+        allowed: NDArray[np.bool_] | None,
     ) -> Outcome:
-        """The next token from logits [vocab]; allowed: bool[vocab], at least one token."""
+        """The next token from logits [vocab]; clips i64[sites]: of them. allowed: bool[vocab], at least one token."""
         damped = self._params.damped if self._params.mode == "damped" else None
         if damped is not None:
             bits = self._workspace.model.fraction_bits
@@ -219,13 +255,14 @@ class _Step:
             token = int(logits.argmax())
         else:
             token = int(np.flatnonzero(allowed)[logits[allowed].argmax()])
-        if sequence.walk is not None and not sequence.walk.take(token):
-            found = sequence.walk.allowed()
+        walk = sequence.walk
+        if walk is not None and not walk.take(token):
+            found = walk.allowed()
             return found if isinstance(found, DeadEnd) else DeadEnd(False, "the schema ends here")
-        sequence.choose(token)
+        sequence.choose(token, clips)
         return Token(token)
 
 
 def _residuals(lines: Many[Sequence]) -> NDArray[np.int32]:
     """X of each, i32[rows, hidden]."""
-    return np.stack([line.memory.residual for line in lines])
+    return np.stack([line.residual for line in lines])

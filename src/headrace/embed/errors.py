@@ -270,6 +270,12 @@ class ContextExceededError(DomainRefused):
     code = "context_exceeded"
 
 
+class ChoiceError(DomainRefused):
+    """No token could be chosen for this sequence: following its schema, or the choice itself, failed."""
+
+    code = "choice_failed"
+
+
 class NoTokenTextError(DomainRefused):
     """A token id of the model that the tokenizer has no text for: the vocabulary is padded."""
 

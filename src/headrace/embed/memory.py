@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.embed.errors import BufferTooSmallError, InvalidArgumentError, MisalignedBufferError
+from headrace.embed.errors import (
+    AllocationError,
+    BufferTooSmallError,
+    InvalidArgumentError,
+    MisalignedBufferError,
+)
 from headrace.engine.batch import aligned_zeros
 from headrace.engine.pages import pages_for
 from headrace.kernels.program import SITES
 
 ALIGNMENT = 64  # bytes; of every buffer and of every part of one
 Buffer = Any  # whatever has the buffer protocol
+T = TypeVar("T")
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """A new buffer u8[nbytes] that begins where `Workspace` and `KVPool` want it."""
-    row: NDArray[np.uint8] = aligned_zeros(1, whole("nbytes", nbytes, 1))[0]
+    """A new buffer u8[nbytes] that begins where `Workspace` and `KVPool` want it.
+
+    Raises InvalidArgumentError, AllocationError.
+    """
+    size = whole("nbytes", nbytes, 1)
+    try:
+        row: NDArray[np.uint8] = aligned_zeros(1, size)[0]
+    except (MemoryError, ValueError, OverflowError):
+        raise AllocationError(f"the process has no {size:,} bytes of memory") from None
     return row
+
+
+def typed(value: object, kind: type[T], what: str) -> T:
+    """The value, of that class. Raises InvalidArgumentError."""
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(f"{what} is of type {type(value).__name__}, no {kind.__name__}")
+    return value
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
@@ -61,9 +81,10 @@ def memory_of(buffer: Buffer, what: str, needed: int) -> NDArray[np.uint8]:
 class SequenceMemory:
     """Where the state of one sequence lies, its keys and values apart; all of it has a fixed size.
 
-    residual, hidden: i32[hidden], X of the last position and what of it the last prefill left. tokens i32[context + 1],
-    read and pending. marks u8[context + 1]: what is known of each (timeline.py). answer i32[context + 1]: the generated
-    ones alone. pages i32[pages of the context]. clips i64[sites].
+    residual i32[2, hidden], clips i64[2, sites]: X of the last position and counts, as they are and as they are to be:
+    what is valid is never written to (timeline.py). hidden i32[hidden]: X that the last prefill left. tokens
+    i32[context + 1], read and pending. marks u8[context + 1]: what is known of each. answer i32[context + 1]: the
+    generated ones alone. pages i32[pages of the context].
     """
 
     residual: NDArray[np.int32]
@@ -77,12 +98,12 @@ class SequenceMemory:
 
 def _fields(hidden: int, context: int) -> dict[str, tuple[type[np.generic], int]]:
     return {
-        "residual": (np.int32, hidden),
+        "residual": (np.int32, 2 * hidden),
         "hidden": (np.int32, hidden),
         "tokens": (np.int32, context + 1),
         "answer": (np.int32, context + 1),
         "pages": (np.int32, pages_for(context)),
-        "clips": (np.int64, len(SITES)),
+        "clips": (np.int64, 2 * len(SITES)),
         "marks": (np.uint8, context + 1),
     }
 
@@ -105,4 +126,6 @@ def sequence_memory(memory: NDArray[np.uint8], hidden: int, context: int) -> Seq
         size = count * np.dtype(kind).itemsize
         parts[name] = memory[at : at + size].view(kind)
         at += _padded(size)
+    for name in ("residual", "clips"):
+        parts[name] = parts[name].reshape(2, -1)
     return SequenceMemory(**parts)

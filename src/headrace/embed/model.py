@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from headrace.artifact.container import Artifact, open_artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.embed import errors
+from headrace.embed.calls import Turns
 from headrace.embed.errors import (
     AllocationError,
     ArtifactRejectedError,
     InvalidArgumentError,
+    LifecycleRefused,
     NoTokenTextError,
     ReleasedError,
     TokenRangeError,
@@ -22,7 +27,7 @@ from headrace.embed.errors import (
 from headrace.embed.memory import whole
 from headrace.embed.schema import Schema, SchemaSet
 from headrace.engine.batch import within_context
-from headrace.errors import FileError, HeadraceError, InputError
+from headrace.errors import FileError, HeadraceError, InputError, KernelUnavailableError
 from headrace.experts.stream import ExpertStream, StreamOptions
 from headrace.kernels.program import Router
 from headrace.kernels.select import native_module, select
@@ -79,6 +84,8 @@ class Model:
             self.tokenizer = Tokenizer.from_file(
                 self.artifact.tokenizer_path, bos=info.bos, eos=info.end
             )
+        except errors.EmbedError:
+            raise
         except InputError as error:
             raise ArtifactRejectedError(error.message, hint=error.hint) from error
         context = self.config.context
@@ -86,13 +93,15 @@ class Model:
             context if max_context is None else whole("max_context", max_context, 1, context)
         )
         self.program = within_context(program, self.context)
-        self.backend = select(kernels, threads=whole("threads", threads, 1))
-        self.threads = threads
+        self.threads = whole("threads", threads, 1)
+        try:
+            self.backend = select(kernels, threads=self.threads)
+        except (InputError, KernelUnavailableError, TypeError) as error:
+            raise InvalidArgumentError(f"kernels: {error}") from error
         self.schemas = SchemaSet(self.artifact, self.tokenizer, self.config.vocab_size)
         self._live: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._mapped = True
-        self._pass_lock = threading.Lock()
         self.experts: ExpertStream | None = None
         self._watch = watch(self.artifact)
         try:
@@ -102,12 +111,17 @@ class Model:
             if isinstance(error, MemoryError):
                 raise AllocationError("the process has no memory for the experts") from error
             raise
+        # The experts of a mixture are one call's at a time.
+        self.turns = None if self.experts is None else Turns()
 
     def __enter__(self) -> Self:
+        self.check_mapped()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.unmap()
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Unmap it; behind an exception of the block, which is what is told, where that can be."""
+        with suppress(LifecycleRefused) if kind is not None else nullcontext():
+            self.unmap()
 
     def _open_experts(self, slots: int | None) -> ExpertStream | None:
         records, shape = self.artifact.records, self.program.shape
@@ -153,12 +167,14 @@ class Model:
 
     def tokenize(self, text: str | bytes) -> list[int]:
         """Ids of a text; the names of control tokens in it are ordinary text."""
+        self.check_mapped()
         if not isinstance(text, str | bytes):
             raise InvalidArgumentError(f"the text is of type {type(text).__name__}")
         return self.tokenizer.encode(text)
 
     def detokenize_stream(self, *, skip_special: bool = True) -> TokenStream:
-        """Text of ids as they come."""
+        """Text of ids as they come. Raises ReleasedError."""
+        self.check_mapped()
         return TokenStream(self, skip_special)
 
     # ---- schemas ----------------------------------------------------------------------------------
@@ -169,7 +185,8 @@ class Model:
         return self.schemas.names
 
     def schema(self, name: str) -> Schema:
-        """A schema by name. Raises UnknownSchemaError, SchemaUnsatisfiableError."""
+        """A schema by name. Raises InvalidArgumentError, UnknownSchemaError, SchemaUnsatisfiableError."""
+        self.check_mapped()
         return self.schemas.find(name)
 
     def compile_schema(
@@ -179,6 +196,7 @@ class Model:
 
         Raises SchemaUnsatisfiableError, InvalidArgumentError.
         """
+        self.check_mapped()
         given = {"schema": schema, "regex": regex, "grammar": grammar}
         found = [(kind, text) for kind, text in given.items() if text is not None]
         if len(found) != 1:
@@ -206,10 +224,6 @@ class Model:
     def check_mapped(self) -> None:
         if not self._mapped:
             raise ReleasedError("the model was unmapped")
-
-    def turn(self) -> AbstractContextManager[object]:
-        """Around a pass: those of a mixture take turns at its experts."""
-        return nullcontext() if self.experts is None else self._pass_lock
 
     def check_files(self, *, after: bool = False) -> None:
         """Weights are what they were when the model was mapped. Raises FileError; after a pass, where they were not."""
@@ -245,8 +259,11 @@ class TokenStream:
         self._stream = model.tokenizer.stream(skip_special=skip_special, continues=True)
 
     def push(self, token: int) -> str:
-        """The text that a token completes. Raises TokenRangeError, NoTokenTextError."""
+        """The text that a token completes. Raises InvalidArgumentError, TokenRangeError, NoTokenTextError."""
         model = self._model
+        if isinstance(token, bool) or not isinstance(token, int | np.integer):
+            raise InvalidArgumentError(f"token {token!r:.60} is no whole number")
+        token = int(token)
         if not 0 <= token < model.vocab_size:
             raise TokenRangeError(f"token {token} is not in the vocabulary of {model.vocab_size}")
         if not (model.tokenizer.token_bytes(token) or model.tokenizer.is_special(token)):
@@ -259,6 +276,8 @@ class TokenStream:
 
 
 def _opened(path: Path | str) -> Artifact:
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgumentError(f"the artifact is of type {type(path).__name__}, no path")
     try:
         return open_artifact(Path(path))
     except HeadraceError as error:

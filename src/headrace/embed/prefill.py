@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.embed.errors import (
     ContextExceededError,
@@ -16,6 +15,7 @@ from headrace.embed.errors import (
     SpanUnreachableError,
     TokenRangeError,
 )
+from headrace.embed.memory import typed
 from headrace.embed.timeline import ANSWER, WALKED, Timeline
 from headrace.embed.workspace import Workspace
 
@@ -31,10 +31,11 @@ def prefill(
 
     Raises before it looks at the tokens: InvalidArgumentError, BusyError, ReleasedError, MidTokenError,
     SchemaUnboundError, and SpanUnreachableError for the first token. Then: TokenRangeError, ContextExceededError,
-    SpanUnreachableError, PoolFullError (nothing was read), ParallelForIncompleteError, ExpertReadError, FileError.
+    SpanUnreachableError, PoolFullError (nothing was read), ParallelForIncompleteError, ExpertReadError, FileError,
+    BusyError of a mixture's experts, and whatever a hook raises. Each of them has `consumed`.
     """
-    if not isinstance(sequence, Timeline):
-        raise InvalidArgumentError(f"{type(sequence).__name__} is no sequence")
+    typed(sequence, Timeline, "the sequence")
+    typed(workspace, Workspace, "the workspace")
     ids = _ids(tokens)
     with workspace.in_use(sequence.model), sequence.claimed():
         sequence.check_open()
@@ -44,12 +45,12 @@ def prefill(
             _check_content(sequence, ids)
         if ids:
             _read(sequence, ids, workspace, content)
-        sequence.fresh = False
+        sequence.commit(fresh=False)
         return len(ids)
 
 
 def _read(line: Timeline, ids: list[int], workspace: Workspace, content: bool) -> None:
-    line.has_hidden = False
+    line.commit(has_hidden=False)
     before = line.length + line.pending
     try:
         admitted, refusal = _admitted(line, ids, content)
@@ -60,30 +61,30 @@ def _read(line: Timeline, ids: list[int], workspace: Workspace, content: bool) -
             raise refusal
     except BaseException as error:
         line.trim()
-        consumed = max(0, line.length - before)
-        line.fresh = line.fresh and not consumed
-        if isinstance(error, EmbedError):
-            error.consumed = consumed
+        vars(error)["consumed"] = max(0, line.length - before)  # whose error it may be
         raise
-    line.memory.hidden[:] = line.memory.residual
-    line.has_hidden = True
+    line.memory.hidden[:] = line.residual
+    line.commit(has_hidden=True)
 
 
 def _ids(tokens: Many[int]) -> list[int]:
-    try:
-        array = np.asarray(tokens)
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError("the tokens are no sequence of whole numbers") from error
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+    if hasattr(tokens, "__array__"):
+        tokens = np.asarray(tokens).tolist()
+    whole = (
+        isinstance(tokens, Many)
+        and not isinstance(tokens, str | bytes | bytearray)
+        and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in tokens)
+    )
+    if not whole:
         raise InvalidArgumentError("the tokens are no sequence of whole numbers")
-    ids: list[int] = array.tolist()
-    return ids
+    return list(map(int, tokens))
 
 
 def _check_content(line: Timeline, ids: list[int]) -> None:
     if line.walk is None:
         raise SchemaUnboundError("schema content for a sequence without a schema")
-    if ids and not line.walk.reach(ids[:1]):
+    known = ids and 0 <= ids[0] < line.model.vocab_size  # `_admitted` tells of others
+    if known and not line.walk.reach(ids[:1]):
         raise SpanUnreachableError(f"the schema does not allow token {ids[0]} here")
 
 
@@ -114,19 +115,10 @@ def _read_chunks(line: Timeline, ids: list[int], workspace: Workspace, content: 
         part = due[at : at + step]
         batch = workspace.batch([(line, part)])
         last = at + step >= len(due)
-        rows, clips = workspace.layers(0, layers, batch, line.memory.residual, admit=last)
-        line.count(clips.sum(axis=0))
-        if line.pending:
-            line.settle(rows[0])
-            part = part[1:]
-        if part:
-            _take(line, part, rows[-1], content)
-
-
-def _take(line: Timeline, part: list[int], residual: NDArray[np.int32], content: bool) -> None:
-    """Tokens were read; residual: X of the last, i32[hidden]."""
-    line.read(part, WALKED | ANSWER if content else 0, residual)
-    if content and line.walk is not None:
-        line.forced_tokens += len(part)
-        for token in part:
-            line.walk.take(token)
+        rows, clips = workspace.layers(0, layers, batch, line.residual[None], admit=last)
+        new = part[1:] if line.pending else part
+        marks = WALKED | ANSWER if content and line.walk is not None else 0
+        if marks and line.walk is not None:
+            for token in new:
+                line.walk.take(token)
+        line.read(new, marks, rows[-1], clips.sum(axis=0))

@@ -17,6 +17,7 @@ from headrace.embed.workspace import Workspace
 class Prefix(Timeline):
     """A beginning under construction, until it is frozen. Sequences that adopted it may outlive it."""
 
+    name: ClassVar[str] = "prefix"
     kind: ClassVar[str] = "prefixes"
 
     def __init__(self, pool: KVPool) -> None:
@@ -25,6 +26,7 @@ class Prefix(Timeline):
         self._frozen = False
 
     def __enter__(self) -> Self:
+        self.check_live()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -22,14 +22,14 @@ def capture(line: Timeline) -> Saved:
         depth=line.depth,
         pending=line.pending,
         ready=line.ready,
-        forced_tokens=line.forced_tokens,
-        total_layers=line.total_layers,
+        forced_tokens=line.now.forced_tokens,
+        total_layers=line.now.total_layers,
         tokens=memory.tokens[:count],
         marks=memory.marks[:count],
         schema=None if line.schema is None else (line.schema.name, line.schema.digest),
-        history=line.history,
-        clips=memory.clips,
-        residual=memory.residual if line.ready or line.depth else None,
+        history=line.now.history,
+        clips=line.clips,
+        residual=line.residual if line.ready or line.depth else None,
         hidden=memory.hidden if line.has_hidden else None,
         pages=_held_pages(line),
     )
@@ -78,31 +78,43 @@ def find_walk(line: Timeline, saved: Saved, given: Schema | None) -> SchemaWalk 
 
 
 def become(line: Timeline, saved: Saved, walk: SchemaWalk | None, adapter: Adapter | None) -> None:
-    """Put a timeline into a saved state. Raises PoolFullError, ReleasedError of the adapter, changing nothing."""
-    if adapter is not None:
-        adapter.bind()
-    try:
-        line.replace_pages(len(saved.pages))
-    except BaseException:
+    """Put a timeline into a saved state. Raises PoolFullError, ReleasedError of the adapter, changing nothing.
+
+    An interrupt on the way leaves it as it was, empty, or as saved.
+    """
+    with line.pool.lock:
+        line.check_pages(len(saved.pages))
+        before = line.adapter
         if adapter is not None:
-            adapter.unbind()
-        raise
-    if line.adapter is not None:
-        line.adapter.unbind()
-    memory, count = line.memory, len(saved.tokens)
+            adapter.bind()
+        line.clear()
+        line.replace_pages(len(saved.pages))
+    memory, count, new = line.memory, len(saved.tokens), 1 - line.now.row
     line.pool.cache[line.page_table] = saved.pages
-    line.adapter, line.history = adapter, saved.history
-    line.schema, line.walk = (None, None) if walk is None else (walk.schema, walk)
-    line.length, line.depth = saved.length, saved.depth
-    line.pending, line.ready, line.fresh = saved.pending, saved.ready, False
-    line.forced_tokens, line.total_layers = saved.forced_tokens, saved.total_layers
-    line.layers_run = line.ceiling = 0
     memory.tokens[:count], memory.marks[:count] = saved.tokens, saved.marks
     answer = saved.tokens[saved.marks & ANSWER != 0]
-    memory.answer[: len(answer)], line.answered = answer, len(answer)
-    memory.clips[:] = saved.clips
+    memory.answer[: len(answer)] = answer
+    memory.clips[new] = saved.clips
     if saved.residual is not None:
-        memory.residual[:] = saved.residual
-    line.has_hidden = saved.hidden is not None
+        memory.residual[new] = saved.residual
     if saved.hidden is not None:
         memory.hidden[:] = saved.hidden
+    line.take_walk(walk)
+    line.commit(
+        row=new,
+        length=saved.length,
+        depth=saved.depth,
+        pending=saved.pending,
+        ready=saved.ready,
+        fresh=False,
+        answered=len(answer),
+        walked=0 if walk is None else walk.taken,
+        has_hidden=saved.hidden is not None,
+        forced_tokens=saved.forced_tokens,
+        total_layers=saved.total_layers,
+        history=saved.history,
+        schema=None if walk is None else walk.schema,
+        adapter=adapter,
+    )
+    if before is not None:
+        before.unbind()

@@ -17,12 +17,13 @@ from headrace.artifact.container import Artifact
 from headrace.artifact.schemas import read_schemas
 from headrace.embed.errors import (
     ArtifactRejectedError,
+    InvalidArgumentError,
     RestoreSchemaError,
     SchemaUnsatisfiableError,
     UnknownSchemaError,
 )
 from headrace.embed.outcome import DeadEnd
-from headrace.errors import ConstraintError, FileError, GrammarError
+from headrace.errors import ConstraintError, FileError, GrammarError, InputError
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,8 +41,16 @@ class Schema:
     ends: tuple[int, ...]  # the tokens that end a text
 
     def same(self, other: Schema | None) -> bool:
-        """Whether both ask for the same."""
-        return other is not None and self.digest == other.digest
+        """Whether both ask for the same, of one model."""
+        return (
+            other is not None
+            and self.digest == other.digest
+            and self.grammar.vocabulary is other.grammar.vocabulary
+        )
+
+    def of(self, tokenizer: Tokenizer) -> bool:
+        """Whether it was compiled by the model whose tokenizer this is."""
+        return self.grammar.vocabulary is tokenizer
 
 
 class SchemaSet:
@@ -64,7 +73,9 @@ class SchemaSet:
         return tuple(self._texts)
 
     def find(self, name: str) -> Schema:
-        """Raises UnknownSchemaError, SchemaUnsatisfiableError."""
+        """Raises InvalidArgumentError, UnknownSchemaError, SchemaUnsatisfiableError."""
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"the schema's name is of type {type(name).__name__}")
         if name not in self._texts:
             known = ", ".join(self._texts) or "none"
             raise UnknownSchemaError(f"the model has no schema {name!r:.80}; it has: {known}")
@@ -81,6 +92,8 @@ class SchemaSet:
     def saved(self, name: str, digest: str, given: Schema | None) -> Schema:
         """The schema that a saved sequence had, by its name or as it was given. Raises RestoreSchemaError."""
         if given is not None:
+            if not given.of(self._tokenizer):
+                raise RestoreSchemaError("the given schema was compiled by another model")
             if given.digest == digest:
                 return given
             raise RestoreSchemaError("the saved sequence has another schema than the given one")
@@ -107,6 +120,8 @@ class SchemaSet:
             grammar = make(text)
         except GrammarError as error:
             raise SchemaUnsatisfiableError(error.message) from error
+        except (InputError, UnicodeError) as error:
+            raise InvalidArgumentError(f"{kind}: {error}") from error
         ends = tuple(self._tokenizer.eos)
         return Schema(name, grammar.digest, grammar, self._vocab_size, ends)
 
@@ -116,15 +131,25 @@ class SchemaWalk:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
+        self.taken = 0  # tokens; -1 while one is taken: what was cut off there is good for nothing
         self._walk = schema.grammar.start()
         self._over = False  # an end token was taken
         self._dead: DeadEnd | None = None
+
+    @classmethod
+    def along(cls, schema: Schema, tokens: Tokens[int]) -> SchemaWalk:
+        """The way over tokens that it was on once."""
+        walk = cls(schema)
+        for token in tokens:
+            walk.take(token)
+        walk.taken = len(tokens)
+        return walk
 
     def fork(self) -> SchemaWalk:
         """An independent copy."""
         other = SchemaWalk.__new__(SchemaWalk)
         other.schema, other._walk = self.schema, self._walk.fork()
-        other._over, other._dead = self._over, self._dead
+        other._over, other._dead, other.taken = self._over, self._dead, self.taken
         return other
 
     @property
@@ -164,14 +189,17 @@ class SchemaWalk:
         """Go over a token; False, and no further walking, where the schema does not allow it."""
         if self._dead is not None or self._over:
             return False
-        accepting = False
+        accepting, before = False, self.taken
+        self.taken = -1
         try:
             accepting = self._walk.can_end
             self._walk.advance(token)
         except ConstraintError as error:
             self._dead = DeadEnd(accepting, error.cause)
+            self.taken = before
             return False
         self._over = token in self.schema.ends
+        self.taken = before + 1
         return True
 
     def forced(self) -> list[int]:

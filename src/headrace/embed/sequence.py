@@ -18,7 +18,7 @@ from headrace.embed.errors import (
     SequenceNotEmptyError,
     TokenRangeError,
 )
-from headrace.embed.memory import Buffer, bytes_of
+from headrace.embed.memory import Buffer, bytes_of, typed
 from headrace.embed.pool import KVPool
 from headrace.embed.prefix import Prefix
 from headrace.embed.saving import become, capture, find_adapter, find_walk
@@ -30,6 +30,7 @@ from headrace.embed.timeline import Timeline
 class Sequence(Timeline):
     """One generation. `prefill` and `decode_step` move it on; a call at a time, `release` from any thread."""
 
+    name: ClassVar[str] = "sequence"
     kind: ClassVar[str] = "sequences"
 
     def __init__(self, pool: KVPool) -> None:
@@ -37,6 +38,7 @@ class Sequence(Timeline):
         super().__init__(pool)
 
     def __enter__(self) -> Self:
+        self.check_live()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,7 +52,8 @@ class Sequence(Timeline):
     def adopt_prefix(self, prefix: Prefix) -> None:
         """Begin an empty sequence with a frozen prefix, whose blocks it shares; it is ready for its next token then.
 
-        The adapter is the one that the prefix was read with, and so is the schema if the prefix has one. Raises
+        The sequence's adapter is the one, by content, that the prefix was read with up to its end, and its schema that
+        of the prefix if that has one. Raises
         InvalidArgumentError, SequenceNotEmptyError, PrefixNotFrozenError, PrefixAdapterError, PrefixSchemaError,
         BusyError, ReleasedError.
         """
@@ -61,12 +64,11 @@ class Sequence(Timeline):
                 raise SequenceNotEmptyError("only an empty sequence adopts a prefix")
             if not prefix.frozen:
                 raise PrefixNotFrozenError("the prefix is not frozen yet")
-            if prefix.adapter is not self.adapter:
+            if prefix.length and prefix.read_history.current != self._salt:
                 raise PrefixAdapterError("the prefix was read with another adapter")
             if prefix.schema is not None and not prefix.schema.same(self.schema):
                 raise PrefixSchemaError("the prefix was read under another schema")
             self.share(prefix)
-            self.fresh = False
 
     def embed_token(self, token: int) -> None:
         """Give the next token, of a prompt, without reading it: decode steps do that, a few layers a call.
@@ -83,11 +85,11 @@ class Sequence(Timeline):
             if not self.room:
                 raise ContextExceededError(f"the context of {self.model.context} is full")
             self.feed(int(token))
-            self.fresh = False
 
     @property
     def schema_bound(self) -> bool:
-        """Whether a schema is bound."""
+        """Whether a schema is bound. Raises ReleasedError."""
+        self.check_live()
         return self.schema is not None
 
     def set_schema(self, schema: Schema | None) -> None:
@@ -129,7 +131,12 @@ class Sequence(Timeline):
 
         Raises RestoreModelError, RestoreShapeError, RestoreVersionError, RestoreTruncatedError, RestoreDamagedError,
         RestoreAdapterError, RestoreSchemaError, PoolFullError, InvalidArgumentError, with the sequence as it was.
+        One that an interrupt cuts off may leave it empty.
         """
+        if adapter is not None:
+            typed(adapter, Adapter, "the adapter")
+        if schema is not None:
+            typed(schema, Schema, "the schema")
         view = bytes_of(blob, "a saved sequence", writable=False).data
         with self.claimed():
             saved = unpack(view, self.model)

@@ -24,6 +24,7 @@ from headrace.embed.errors import (
     RestoreTruncatedError,
     RestoreVersionError,
 )
+from headrace.embed.memory import typed
 from headrace.embed.model import Model
 from headrace.engine.adapters import History
 from headrace.engine.pages import PAGE_TOKENS, pages_for
@@ -71,6 +72,7 @@ class Saved:
 
 def seq_state_size(model: Model) -> int:
     """Bytes that a saved sequence of the model has at most, whatever its state."""
+    typed(model, Model, "the model")
     tokens = model.context + 1
     facts = MAX_NAME + tokens * (4 + 1 + _SPAN.size) + 8 * len(SITES)
     rows = 2 * 4 * model.hidden_size
@@ -132,6 +134,8 @@ def _body(reader: _Reader, model: Model, fields: list[int | bytes]) -> Saved:
     schema = fields[7]
     assert isinstance(schema, bytes)
     pending, ready = bool(flags & _PENDING), bool(flags & _READY)
+    if flags >= 2 * _SCHEMA or (not flags & _SCHEMA and (num_name or schema != _NONE)):
+        raise RestoreDamagedError("the saved sequence contradicts itself")
     count = length + pending
     sizes = [num_name, 4 * count, count, num_spans * _SPAN.size, 8 * len(SITES)]
     name, tokens, marks, spans, clips = _cut(reader.part(sum(sizes), "tokens"), sizes)
@@ -166,6 +170,7 @@ def _check(saved: Saved, model: Model) -> None:
             f"the saved sequence has {saved.length} positions, the context {model.context}"
         )
     positions = [at for at, _ in saved.history.spans]
+    forced = np.count_nonzero(saved.marks[: saved.length] == 3)  # generated, of a schema, and read
     whole = (
         saved.depth < model.num_layers
         and (saved.pending or not saved.depth)
@@ -175,6 +180,10 @@ def _check(saved: Saved, model: Model) -> None:
         and positions[:1] == [0]
         and positions == sorted(set(positions))
         and positions[-1] <= saved.length
+        and saved.forced_tokens <= forced
+        and saved.total_layers <= saved.length * model.num_layers + saved.depth
+        and (saved.hidden is None or saved.length > 0)
+        and saved.clips.min() >= 0
     )  # fmt: skip
     if not whole:
         raise RestoreDamagedError("the saved sequence contradicts itself")

@@ -6,23 +6,26 @@ One call at a time uses a workspace; calls with different ones run side by side.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.embed.adapter import Adapter
+from headrace.embed.calls import Call, User
 from headrace.embed.errors import (
     AllocationError,
     BusyError,
     InvalidArgumentError,
+    LifecycleRefused,
     ParallelForIncompleteError,
     ParallelForInvalidError,
     ReleasedError,
 )
-from headrace.embed.memory import Buffer, memory_of, whole
+from headrace.embed.memory import Buffer, memory_of, typed, whole
 from headrace.embed.model import Model
 from headrace.embed.pool import KVPool
 from headrace.embed.timeline import Timeline
@@ -40,6 +43,7 @@ def workspace_size(
     model: Model, *, max_batch: int = DEFAULT_BATCH, max_chunk: int = DEFAULT_CHUNK
 ) -> int:
     """Bytes of a workspace for steps of at most max_batch sequences and chunks of at most max_chunk tokens."""
+    typed(model, Model, "the model")
     batch, rows = _rows(max_batch, max_chunk)
     return model.backend.workspace_bytes(
         model.program.shape, max_positions=_positions(model), capacity=rows, logit_capacity=batch
@@ -89,45 +93,69 @@ class Workspace:
                 raise AllocationError("the process has no memory for a workspace") from error
             raise
         self._lock = threading.Lock()
+        self._user = User()
         self._open = True
         self._hook: ParallelFor | None = None
+        self._cache: NDArray[np.uint8] | None = None
         self._adapters: dict[Adapter, int] = {}  # loaded, with the runner's numbers
 
     def __enter__(self) -> Self:
+        if not self._open:
+            raise ReleasedError("the workspace was destroyed")
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.destroy()
+    def __exit__(self, kind: object, *error: object) -> None:
+        with suppress(LifecycleRefused) if kind is not None else nullcontext():
+            self.destroy()
 
     def destroy(self) -> None:
         """Give the buffer back. Raises BusyError while a call uses it."""
-        if not self._lock.acquire(blocking=False):
-            raise BusyError("a call uses the workspace")
-        try:
+        with self._lock:
+            if self._user.call is not None:
+                raise BusyError("a call uses the workspace")
             if not self._open:
                 return
             self._open = False
             self.runner.close()
+            self._cache = None
             del self.runner, self._mixture  # with them the last views of the buffer
-        finally:
-            self._lock.release()
         self.model.drop("workspaces")
 
     @contextmanager
-    def in_use(self, model: Model) -> Iterator[None]:
+    def in_use(self, model: Model) -> Iterator[Call]:
         """One call uses it. Raises BusyError, ReleasedError, InvalidArgumentError for another model's objects."""
         if model is not self.model:
             raise InvalidArgumentError("sequence and workspace are of different models")
-        if not self._lock.acquire(blocking=False):
-            raise BusyError("another call uses the workspace; each running call needs its own")
+        call = Call(hooked=self._hook is not None)
         try:
+            self._begin(call)
+            yield call
+        except MemoryError as error:
+            consumed = getattr(error, "consumed", 0)
+            cause = f"the process has no memory for this call: {error}"
+            raise AllocationError(cause, consumed=consumed) from error
+        finally:
+            call.over = True
+
+    def _begin(self, call: Call) -> None:
+        with self._lock:
+            if self._user.call is not None:
+                raise BusyError("another call uses the workspace; each running call needs its own")
             if not self._open:
                 raise ReleasedError("the workspace was destroyed")
+            self._user.become(call)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The experts of a mixture are the running call's inside; nested, nothing. Raises BusyError."""
+        turns, call = self.model.turns, self._user.call
+        if turns is None or call is None or not turns.begin(call):
             yield
-        except MemoryError as error:
-            raise AllocationError(f"the process has no memory for this call: {error}") from error
+            return
+        try:
+            yield
         finally:
-            self._lock.release()
+            turns.end(call)
 
     def set_parallel_for(self, hook: ParallelFor | None) -> None:
         """Hand row blocks to the caller's threads; None: compute all on the calling one.
@@ -136,8 +164,12 @@ class Workspace:
         """
         if hook is not None and not isinstance(hook, ParallelFor):
             raise ParallelForInvalidError("the hook is no ParallelFor")
-        if hook is not None and not 0 <= hook.max_tasks <= MAX_TASKS:
-            raise ParallelForInvalidError(f"max_tasks is {hook.max_tasks}, not 0 to {MAX_TASKS}")
+        if hook is not None and not (
+            type(hook.max_tasks) is int and 0 <= hook.max_tasks <= MAX_TASKS
+        ):
+            raise ParallelForInvalidError(
+                f"max_tasks is {hook.max_tasks!r:.60}, no whole number in 0 to {MAX_TASKS}"
+            )
         if hook is not None and not callable(hook.run):
             raise ParallelForInvalidError("the hook has nothing to run tasks with")
         if hook is not None and self.model.threads != 1:
@@ -145,7 +177,7 @@ class Workspace:
                 "a model that is mapped with threads has no use for a hook"
             )
         with self.in_use(self.model):
-            self.runner.set_parallel_for(hook)
+            self.runner.set_parallel_for(None if hook is None else _told(hook))
             self._hook = hook
 
     @property
@@ -181,7 +213,8 @@ class Workspace:
 
     def _run(self, begin: int, end: int, batch: Batch, admit: bool) -> None:
         """Raises ParallelForIncompleteError, FileError, ExpertReadError."""
-        with self.model.turn():
+        assert self._cache is not None, "inside of `over`"
+        with self.turn():
             self.model.check_files()
             try:
                 if self._mixture is None:
@@ -199,7 +232,7 @@ class Workspace:
         try:
             yield
         finally:
-            del self._cache
+            self._cache = None
 
     def batch(self, rows: Sequence[tuple[Timeline, list[int]]]) -> Batch:
         """The rows of one pass: the next tokens of each timeline."""
@@ -246,3 +279,18 @@ class Workspace:
         if not any(bound):
             return None
         return np.array([-1 if a is None else self._adapters[a] for a in bound], np.int32)
+
+
+def _told(hook: ParallelFor) -> ParallelFor:
+    """The hook, whose tasks raise errors of this module."""
+
+    def run(count: int, task: Callable[[int], None]) -> None:
+        def call(index: int) -> None:
+            try:
+                task(index)
+            except ParallelForError as error:
+                raise ParallelForIncompleteError(error.message) from None
+
+        hook.run(count, call)
+
+    return replace(hook, run=run)

@@ -87,6 +87,15 @@ class PagePool:
             assert self._owners[page] > 0, "a free page cannot be shared"
             self._owners[page] += 1
 
+    def recount(self, held: Iterable[Iterable[int]]) -> None:
+        """Make the owners what they are said to be, each with its pages, whatever was in the books."""
+        owners = [0] * len(self._owners)
+        for pages in held:
+            for page in pages:
+                owners[page] += 1
+        self._owners = owners
+        self._free = [page for page in reversed(range(len(owners))) if not owners[page]]
+
     def give(self, pages: list[int]) -> None:
         """One owner less for each of these pages; one without owners is free."""
         for page in reversed(pages):
