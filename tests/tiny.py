@@ -15,6 +15,7 @@ from headrace.artifact.container import Artifact
 from headrace.artifact.convert import convert
 from headrace.artifact.sources import ConvertOptions
 from headrace.artifact.tensorfile import TensorFileWriter, TensorSpec
+from headrace.memory.machine import read_machine
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
@@ -96,6 +97,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "clip_qkv": None,
     },
 }
+
+
+def beside(gigabytes: float) -> float:
+    """A budget, in GB, of which this process, with all that tests have imported, leaves so much."""
+    return round(read_machine().own_bytes / 1e9 + gigabytes, 2)
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import FrameType
 
 import pytest
 
+import tiny
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.engine.engine import Engine
 from headrace.errors import ExpertReadError, FileError, InputError
@@ -96,13 +97,8 @@ def test_the_smallest_pool_holds_one_layers_choice(artifact: Artifact) -> None:
         assert tokens(engine) == wanted
 
 
-def beside(gigabytes: float) -> float:
-    """A budget, in GB, of which this process, with all that tests have imported, leaves so much."""
-    return round(read_machine().own_bytes / 1e9 + gigabytes, 2)
-
-
 def test_doctor_and_loading_have_one_plan(artifact: Artifact) -> None:
-    budget = beside(0.2)
+    budget = tiny.beside(0.2)
     options = PlanOptions(memory_gb=budget, max_context=256)
     with LLM(artifact.path, memory=options, threads=1) as llm:
         again = plan_model(artifact.path, options, read_machine(), threads=1).for_loading()
@@ -120,7 +116,7 @@ def test_doctor_and_loading_have_one_plan(artifact: Artifact) -> None:
 
 
 def test_an_adaptive_pool_is_resized_between_requests(artifact: Artifact) -> None:
-    limit = PlanOptions(memory_limit_gb=beside(0.3), max_context=256)
+    limit = PlanOptions(memory_limit_gb=tiny.beside(0.3), max_context=256)
     with LLM(artifact.path, memory=limit) as llm:
         wanted = llm.generate("abc", seed=1, max_tokens=8).tokens
         stream = llm.engine.experts
@@ -131,7 +127,7 @@ def test_an_adaptive_pool_is_resized_between_requests(artifact: Artifact) -> Non
             governor._pool.resize(slots)
             assert stream.capacity == slots + llm.plan.lookahead_slots
             assert llm.generate("abc", seed=1, max_tokens=8).tokens == wanted
-    with LLM(artifact.path, memory=PlanOptions(memory_gb=beside(0.2), max_context=256)) as llm:
+    with LLM(artifact.path, memory=PlanOptions(memory_gb=tiny.beside(0.2), max_context=256)) as llm:
         assert llm._loaded.governor is None  # a fixed budget stays what it is
 
 

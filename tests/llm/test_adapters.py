@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import loras
+import tiny
 from headrace.artifact.container import Artifact
 from headrace.errors import (
     AdapterMismatchError,
@@ -133,7 +134,7 @@ def test_what_is_refused(
 
 
 def test_the_memory_plan_counts_adapters(base: Artifact, folders: dict[str, Path]) -> None:
-    options = PlanOptions(memory_gb=0.4, max_context=512)
+    options = PlanOptions(memory_gb=tiny.beside(0.3), max_context=512)
     with LLM(base.path, threads=1, memory=options) as llm:
         plain = llm.plan.ledger
         llm.load_adapter(folders["peft"])

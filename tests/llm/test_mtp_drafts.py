@@ -58,14 +58,15 @@ def test_a_damaged_head_is_told_at_the_start(tmp_path: Path) -> None:
 
 def test_the_plan_counts_it(headed: Artifact, tmp_path: Path) -> None:
     """Wherever a model is named by its place; a manifest alone knows of no head."""
-    options, machine = PlanOptions(memory_gb=0.5), read_machine()
+    budget, machine = tiny.beside(0.4), read_machine()
+    options = PlanOptions(memory_gb=budget)
     alone = model_facts(headed.manifest, threads=1)
     with_head = model_facts(headed, threads=1)
     assert with_head == model_facts(headed.path, threads=1)
     assert with_head.dense_bytes - alone.dense_bytes == (headed.path / HEAD_NAME).stat().st_size
     assert with_head.kv_bytes_per_token * 2 == alone.kv_bytes_per_token * 3  # one layer more
     assert with_head.workspace.fixed > alone.workspace.fixed
-    with LLM(headed.path, threads=1, memory_gb=0.5) as llm:
+    with LLM(headed.path, threads=1, memory_gb=budget) as llm:
         made = plan_model(headed.path, options, machine, threads=1).for_loading()
         assert llm.plan.ledger.dense == made.ledger.dense
         assert llm.plan.ledger.kv == made.ledger.kv
