@@ -34,7 +34,7 @@ from headrace.heads import Heads
 from headrace.loading import LoadOptions, load
 from headrace.memory.inputs import PlanOptions
 from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
-from headrace.phases import Thinking, ThinkOptions, answer_options, thinking_plan
+from headrace.phases import Thinking, ThinkingRun, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.stream import Stream, finished
 from headrace.text.schema import Schema
@@ -194,7 +194,7 @@ class LLM:
             reuse=how.get("reuse", True),
             head=how.get("shared_prefix_tokens") or 0,
         )
-        return Thinking(phases, self.tokenizer, ids, plan, self._ended)
+        return Thinking(ThinkingRun(phases, self.tokenizer, ids, plan, self._ended))
 
     def _head(self, ids: list[int], given: int | None) -> int:
         """How much of a prompt others begin with."""

@@ -101,21 +101,9 @@ def thinking_plan(
 class Thinking:
     """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end."""
 
-    def __init__(
-        self,
-        phases: Phased,
-        tokenizer: Tokenizer,
-        ids: list[int],
-        plan: ThinkingPlan,
-        ended: Callable[[Completion | None], None],
-    ) -> None:
-        """ids: the prompt. ended: is told what the answer is.
-
-        Raises ContextError where there is no room for a thought and an answer, InputError for an end that is text and
-        control token.
-        """
-        self._run = _Run(phases, tokenizer, ids, plan, ended)
-        self._pieces = self._run.pieces()
+    def __init__(self, run: ThinkingRun) -> None:
+        self._run = run
+        self._pieces = run.pieces()
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -155,7 +143,7 @@ class Thinking:
         self._run.close()
 
 
-class _Run:
+class ThinkingRun:
     """What the pieces of a `Thinking` come from, and leave behind; holds neither."""
 
     def __init__(
@@ -166,6 +154,11 @@ class _Run:
         plan: ThinkingPlan,
         ended: Callable[[Completion | None], None],
     ) -> None:
+        """ids: the prompt. ended: is told what the answer is.
+
+        Raises ContextError where there is no room for a thought and an answer, InputError for an end that is text and
+        control token.
+        """
         self.phases = phases
         self._tokenizer = tokenizer
         self._plan = plan

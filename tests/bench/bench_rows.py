@@ -138,6 +138,11 @@ def stream_rows() -> Iterator[Row]:
     for mode, rate in (("off", 100.0), ("auto", 150.0), (4, 90.0)):
         drafts = {"speculate": mode, "sampled": False, "tokens": 200, "drafted": 80 * (mode != "off"), "accepted": 60}  # fmt: skip
         yield row("speculate", "code editing", samples=(rate,), settings=drafts)
+    yield from sequence_rows()
+
+
+def sequence_rows() -> Iterator[Row]:
+    """What sequences do besides: adapters, drafts, reuse, company."""
     for name, kl in (
         ("KL without", 0.01),
         ("KL under the adapter", 0.011),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import os
-import sys
 from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
@@ -14,6 +13,7 @@ import pytest
 from embed.frames import PROMPT, Frame, generated, opened, step
 from headrace import embed
 from headrace.artifact.container import Artifact
+from interrupts import Interrupt
 
 Get = Callable[[str], Artifact]
 COUNT = 2
@@ -38,36 +38,20 @@ def moments(code: CodeType) -> frozenset[int]:
     return frozenset(found)
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th moment of headrace's calls and pools at which a signal could come."""
+class CallInterrupt(Interrupt):
+    """At the moments of headrace's calls and pools at which a signal could come."""
 
     PLACES = (os.path.join("headrace", "embed", ""), os.path.join("engine", "pages.py"))
+    OPCODES = True
 
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
-        if not any(place in frame.f_code.co_filename for place in self.PLACES):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lasti in moments(frame.f_code):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._trace
+    def counts(self, frame: FrameType) -> bool:
+        return frame.f_lasti in moments(frame.f_code)
 
 
 def interrupted(call: Callable[[], object], at: int) -> bool:
     """Whether the call was interrupted, at its `at`-th moment."""
     try:
-        with Interrupt(at):
+        with CallInterrupt(at):
             call()
     except KeyboardInterrupt:
         return True

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -22,6 +20,7 @@ from headrace.memory.facts import plan_model
 from headrace.memory.inputs import PlanOptions
 from headrace.memory.machine import read_machine
 from headrace.values import SamplingParams
+from interrupts import Interrupt
 
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
@@ -141,29 +140,10 @@ def test_a_dense_model_has_no_routes(
 # ---- interrupts -------------------------------------------------------------------------------------
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th line that the stream of experts runs, as a signal would."""
+class ExpertsInterrupt(Interrupt):
+    """At a line that the stream of experts runs."""
 
     PLACES = (os.path.join("headrace", "experts", ""), os.path.join("engine", "mixture.py"))
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
-        if not any(place in frame.f_code.co_filename for place in self.PLACES):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._trace
 
 
 @pytest.mark.parametrize("kernels", ["portable", "reference"])
@@ -178,7 +158,7 @@ def test_an_interrupt_at_any_moment_leaves_an_engine_that_answers(
         interrupted = 0
         for at in [*range(1, 60, 3), *range(60, 6000, 211)]:
             try:
-                with Interrupt(at):
+                with ExpertsInterrupt(at):
                     found = [t.id for t in engine.generate(PROMPT, params)]
                 assert found == wanted
             except KeyboardInterrupt:

@@ -7,7 +7,6 @@ weights are read into memory, so that a file that changes later changes no answe
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from headrace.artifact.adapter_places import MODULES, Place, place
 from headrace.artifact.check import check_values, read_config, weight_arrays
 from headrace.artifact.container import Artifact
 from headrace.artifact.jsontext import read_object
-from headrace.artifact.manifest import ADAPTER_KIND, FORMAT_VERSION, MANIFEST_NAME, canonical
+from headrace.artifact.manifest import ADAPTER_KIND, FORMAT_VERSION, MANIFEST_NAME, Identified
 from headrace.artifact.tensorfile import StoredTensor, parse_tensors
 from headrace.errors import AdapterMismatchError, AdapterShapeError, FileError, UnsupportedError
 from headrace.kernels.adapters import MAX_RANK
@@ -56,23 +55,16 @@ class AdaptedModule:
 
 
 @dataclass(frozen=True)
-class AdapterManifest:
-    """base: the identity of the artifact that it is for. targets: by name, as "layers.0.q"."""
+class AdapterManifest(Identified):
+    """Its identity is that of the weights with their scale, and of the base.
+
+    base: the identity of the artifact that it is for. targets: by name, as "layers.0.q"."""
 
     base: str
     targets: Mapping[str, AdaptedModule]
     source: Mapping[str, str]
     nbytes: int
     sha256: str
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 of everything that the manifest says: of the weights with their scale, and of the base."""
-        return hashlib.sha256(canonical(self._body())).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        body = {**self._body(), "identity": self.identity}
-        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
 
     def _body(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,25 @@ class TokenizerInfo:
     end: tuple[int, ...]
 
 
+class Identified(ABC):
+    """A manifest whose identity is what it says."""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of everything that the manifest says, and with its hashes of every byte it names."""
+        return hashlib.sha256(canonical(self._body())).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        body = {**self._body(), "identity": self.identity}
+        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
+
+    @abstractmethod
+    def _body(self) -> dict[str, Any]:
+        """All of it but the identity."""
+
+
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Identified):
     """A manifest; `tensors` has format, shape [n, k] and group of every packed weight."""
 
     family: str
@@ -58,15 +76,6 @@ class Manifest:
     @property
     def end_tokens(self) -> tuple[int, ...]:
         return self.tokenizer.end
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 of everything that the manifest says, and with its hashes of every byte it names."""
-        return hashlib.sha256(canonical(self._body())).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        body = {**self._body(), "identity": self.identity}
-        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
 
     def _body(self) -> dict[str, Any]:
         return {

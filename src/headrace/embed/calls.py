@@ -44,7 +44,7 @@ class User:
             self._call = None
 
 
-class Turns:
+class PassLock:
     """Turns at what passes share. A call whose passes have a hook, or that is further down this very thread's stack,
     is not waited for: what it waits for may be the one that would wait."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.artifact.container import Artifact, open_artifact, watch
 from headrace.artifact.forecast import read_forecast
 from headrace.embed import errors
-from headrace.embed.calls import Turns
+from headrace.embed.calls import PassLock
 from headrace.embed.errors import (
     AllocationError,
     ArtifactRejectedError,
@@ -106,13 +106,11 @@ class Model:
         self._watch = watch(self.artifact)
         try:
             self.experts = self._open_experts(expert_slots)
-        except BaseException as error:
+        except BaseException:
             self._watch.close()
-            if isinstance(error, MemoryError):
-                raise AllocationError("the process has no memory for the experts") from error
             raise
         # The experts of a mixture are one call's at a time.
-        self.turns = None if self.experts is None else Turns()
+        self.pass_lock = None if self.experts is None else PassLock()
 
     def __enter__(self) -> Self:
         self.check_mapped()
@@ -133,7 +131,11 @@ class Model:
         count = total if slots is None else whole("expert_slots", slots, 1, total)
         native = None if self.backend.name == "reference" else native_module()
         options = StreamOptions(slots=count, max_slots=count)
-        return ExpertStream(records, shape.num_layers, shape.num_experts, options, native=native)
+        layers, experts = shape.num_layers, shape.num_experts
+        try:
+            return ExpertStream(records, layers, experts, options, native=native)
+        except MemoryError as error:
+            raise AllocationError("the process has no memory for the experts") from error
 
     # ---- what it is -------------------------------------------------------------------------------
 

@@ -148,14 +148,14 @@ class Workspace:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The experts of a mixture are the running call's inside; nested, nothing. Raises BusyError."""
-        turns, call = self.model.turns, self._user.call
-        if turns is None or call is None or not turns.begin(call):
+        lock, call = self.model.pass_lock, self._user.call
+        if lock is None or call is None or not lock.begin(call):
             yield
             return
         try:
             yield
         finally:
-            turns.end(call)
+            lock.end(call)
 
     def set_parallel_for(self, hook: ParallelFor | None) -> None:
         """Hand row blocks to the caller's threads; None: compute all on the calling one.

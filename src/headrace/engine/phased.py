@@ -125,10 +125,12 @@ class Phased:
 
     def __del__(self) -> None:
         """Waits for nothing: it may be collected anywhere."""
-        if getattr(self, "_key", None) is not None and not self.closed:
-            if self._ticket is not None and not self._ticket.ended:
-                self._turns.drop(self._ticket)
-            self._turns.submit(Errand(partial(self.engine.prefixes.drop, self._key or b""), 0))
+        key: bytes | None = getattr(self, "_key", None)  # not there where making this failed
+        if key is None or self.closed:
+            return
+        if self._ticket is not None and not self._ticket.ended:
+            self._turns.drop(self._ticket)
+        self._turns.submit(Errand(partial(self.engine.prefixes.drop, key), 0))
 
     def _begin(self, prompt: list[int], params: SamplingParams, asked: Asked) -> None:
         assert self._key is not None, "it was closed"
