@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.errors import SettingError
 
@@ -21,6 +21,19 @@ class Message:
 
     role: Role
     content: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. parameters: a JSON Schema of an object.
+
+    strict: arguments follow the schema, which the grammar enforces; otherwise they are a JSON object.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headrace"
 FLOORS = [
     {"errors", "signals"}, {"values", "config"}, {"arith"}, {"kernels"}, {"models", "text"}, {"artifact"}, {"memory", "experts"}, {"engine", "completion"},
-    {"options", "prompt", "drafting", "heads", "stream", "embed"}, {"phases"}, {"locate"}, {"adapters"}, {"loading"}, {"llm"}, {"cli", "__init__"}, {"entry"}, {"__main__"},
+    {"options", "prompt", "drafting", "heads", "stream", "embed"}, {"phases"}, {"locate"}, {"adapters"}, {"loading"}, {"llm"}, {"serve"}, {"cli", "__init__"}, {"entry"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {name: i for i, names in enumerate(FLOORS) for name in names}
 TOKEN_PATH = ["arith/ops.py", "arith/philox.py", "arith/sampling.py", "arith/damping.py", "kernels/reference.py", "kernels/native.py", "kernels/layout.py", "engine/engine.py", "engine/batch.py", "engine/generation.py", "engine/sequence.py", "engine/pages.py", "engine/mixture.py", "engine/damped.py", "engine/schedule.py", "engine/scheduler.py", "engine/turns.py", "embed/prefill.py", "embed/decode.py", "embed/timeline.py", "embed/workspace.py", "embed/saving.py"]  # fmt: skip

@@ -1,0 +1,140 @@
+"""What a dialect is: endpoints, each a pure translation. Knows no HTTP library and no engine.
+
+A dialect's module has `ENDPOINTS`, and `error(failure)`, the JSON of an error in its own shape. `app` serves them; an
+endpoint that generates opens an `Exchange`, which says what is asked and renders what is told.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.serve.events import Event, Failure, Reply
+from headrace.serve.request import Json, Request
+from headrace.serve.validation import Wire
+
+EVENT_STREAM = "text/event-stream"
+LINES = "application/x-ndjson"
+DEFAULT_LIMIT = (
+    8192  # tokens of an answer that nobody limited, where a quarter of the window is more
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the server serves, for the endpoints that tell.
+
+    name: what clients call it; adapters: names that select one, as `name+adapter`. context_window: positions of prompt
+    and answer together, as served; model_window: as trained. digest: the artifact's identity, hex. num_parameters and
+    size_bytes count all experts. tools: whether the template renders them itself. template: its source.
+    """
+
+    name: str
+    family: str
+    context_window: int
+    model_window: int
+    created: int = 0  # Unix seconds
+    adapters: tuple[str, ...] = ()
+    digest: str = ""
+    num_parameters: int = 0
+    size_bytes: int = 0
+    resident_bytes: int = 0
+    quantization: str = ""
+    architecture: Mapping[str, int | str] = field(default_factory=dict)
+    template: str = ""
+    vision: bool = False
+    reasoning: bool = False
+    version: str = ""
+    max_prefill_wait: float | None = None  # seconds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may give as its model."""
+        return (self.name, *(f"{self.name}+{adapter}" for adapter in self.adapters))
+
+    @property
+    def default_limit(self) -> int:
+        """Tokens of an answer that nobody limited."""
+        return max(1, min(DEFAULT_LIMIT, self.context_window // 4))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a dialect may know beside the body. id: of this request, 32 hex digits; now: Unix seconds."""
+
+    card: Card
+    id: str
+    now: float
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    path: Mapping[str, str] = field(default_factory=dict)  # parameters of the path
+
+
+class Exchange(ABC):
+    """One generation in a dialect: what is asked, and the bytes that tell what came of it.
+
+    Either `whole` is called, once, or `push` with every event in order. `ignored`: fields that were accepted and not
+    looked at. `headers`: of the response.
+    """
+
+    media_type = EVENT_STREAM
+    ignored: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, request: Request, *, stream: bool) -> None:
+        self.request = request
+        self.stream = stream
+
+    @abstractmethod
+    def whole(self, reply: Reply) -> Json:
+        """The body of a response that is not streamed."""
+
+    @abstractmethod
+    def push(self, event: Event) -> Iterator[bytes]:
+        """What is sent for an event of a streamed response. A failure ends it in the dialect's own way."""
+
+    def keepalive(self) -> bytes:
+        """What is sent when nothing happened for ten seconds; empty for nothing."""
+        return b""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """An endpoint that generates. open: may raise RequestError, or return an answer that needs no model."""
+
+    path: str
+    body: type[Wire]
+    open: Callable[[Any, Context], Exchange | Json]
+    method: Literal["POST"] = "POST"
+
+
+@dataclass(frozen=True)
+class Count:
+    """An endpoint that counts the tokens of a prompt."""
+
+    path: str
+    body: type[Wire]
+    open: Callable[[Any, Context], Request]
+    whole: Callable[[int], Json]
+    method: Literal["POST"] = "POST"
+
+
+@dataclass(frozen=True)
+class Tell:
+    """An endpoint that tells what is known without the model. answer: gets the body, None without one."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    answer: Callable[[Any, Context], Json]
+    body: type[Wire] | None = None
+
+
+Endpoint = Generate | Count | Tell
+ErrorBody = Callable[[Failure], Json]
+
+
+def sse(data: str, event: str | None = None) -> bytes:
+    """A frame of Server-Sent Events; data: one line."""
+    head = "" if event is None else f"event: {event}\n"
+    return f"{head}data: {data}\n\n".encode()

@@ -1,0 +1,85 @@
+"""Rules of a conversation that every dialect shares: instructions first, and results in the order of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from headrace.serve.failure import RequestError
+from headrace.serve.request import Part, Text, Turn
+
+JOINT = "\n\n"  # between instructions, and between messages that become one
+
+
+def with_instructions(turns: Sequence[Turn], *, before: str = "") -> tuple[Turn, ...]:
+    """The system turns in front of a conversation as one, behind `before`; a later one becomes the user's."""
+    head = 0
+    while head < len(turns) and turns[head].role == "system":
+        head += 1
+    said = [before, *(turn.text for turn in turns[:head])]
+    system = JOINT.join(text for text in said if text)
+    rest = [replace(turn, role="user") if turn.role == "system" else turn for turn in turns[head:]]
+    return (*([Turn("system", (Text(system),))] if system else []), *rest)
+
+
+def joined(turns: Iterable[Turn]) -> tuple[Turn, ...]:
+    """Neighbours of one role as one turn; results of tools stay apart."""
+    out: list[Turn] = []
+    for turn in turns:
+        if out and out[-1].role == turn.role and turn.role in ("user", "assistant"):
+            out[-1] = _both(out[-1], turn)
+        else:
+            out.append(turn)
+    return tuple(out)
+
+
+def _both(one: Turn, other: Turn) -> Turn:
+    between: tuple[Part, ...] = (Text(JOINT),) if one.text and other.text else ()
+    parts = one.parts + between + other.parts
+    reasoning = JOINT.join(filter(None, (one.reasoning, other.reasoning)))
+    return replace(one, parts=parts, reasoning=reasoning, calls=one.calls + other.calls)
+
+
+def arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns with results of tools in the order of their calls, matched by id.
+
+    Raises RequestError unless every call has exactly one result before the next message, no result lacks its call, and
+    the conversation ends with something to answer.
+    """
+    out: list[Turn] = []
+    open_ids: list[str] = []
+    results: dict[str, Turn] = {}
+    for turn in turns:
+        if turn.role == "tool":
+            _take(turn, open_ids, results)
+            continue
+        out += _closed(open_ids, results)
+        open_ids, results = [call.id for call in turn.calls], {}
+        if len(set(open_ids)) < len(open_ids):
+            raise RequestError("two tool calls of one message have the same id")
+        out.append(turn)
+    out += _closed(open_ids, results)
+    if not out:
+        raise RequestError("the conversation is empty")
+    if out[-1].role == "assistant":
+        raise RequestError("the conversation ends with the assistant's message: nothing is asked")
+    return tuple(out)
+
+
+def _take(turn: Turn, open_ids: Sequence[str], results: dict[str, Turn]) -> None:
+    call_id = turn.call_id or ""
+    if call_id not in open_ids:
+        raise RequestError(
+            f"the tool result {call_id!r:.100} answers no call of the message before it"
+        )
+    if call_id in results:
+        raise RequestError(f"the tool call {call_id!r:.100} has two results")
+    results[call_id] = turn
+
+
+def _closed(open_ids: Sequence[str], results: dict[str, Turn]) -> list[Turn]:
+    missing = [call_id for call_id in open_ids if call_id not in results]
+    if missing:
+        named = ", ".join(repr(call_id)[:100] for call_id in missing[:8])
+        raise RequestError(f"tool calls without a result: {named}")
+    return [results[call_id] for call_id in open_ids]

@@ -1,0 +1,76 @@
+"""Rules of a conversation that every dialect shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.serve.failure import RequestError
+from headrace.serve.history import arranged, joined, with_instructions
+from headrace.serve.request import Text, ToolCall, Turn
+
+USER = Turn("user", (Text("Hello"),))
+A, B = ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")
+CALLS = Turn("assistant", calls=(A, B))
+
+
+def result(call_id: str, text: str = "1") -> Turn:
+    return Turn("tool", (Text(text),), call_id=call_id)
+
+
+def test_results_take_the_order_of_their_calls() -> None:
+    turns = (USER, CALLS, result("b"), result("a"))
+    assert arranged(turns) == (USER, CALLS, result("a"), result("b"))
+
+
+def test_ids_may_recur_in_a_later_turn() -> None:
+    turns = (USER, CALLS, result("b"), result("a"), CALLS, result("a"), result("b"), USER)
+    assert [turn.call_id for turn in arranged(turns)] == [
+        None,
+        None,
+        "a",
+        "b",
+        None,
+        "a",
+        "b",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ((USER, CALLS, result("a")), "without a result: 'b'"),
+        ((USER, CALLS, result("a"), USER, result("b")), "without a result: 'b'"),
+        ((USER, CALLS, result("a"), result("a"), result("b")), "'a' has two results"),
+        ((USER, CALLS, result("c")), "'c' answers no call"),
+        ((USER, result("a")), "'a' answers no call"),
+        ((USER, Turn("assistant", calls=(A, A))), "the same id"),
+        ((USER, Turn("assistant", (Text("Hi"),))), "nothing is asked"),
+        ((), "is empty"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(turns: tuple[Turn, ...], said: str) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        arranged(turns)
+    assert caught.value.status == 400
+
+
+def test_instructions_in_front_become_one_and_later_ones_the_users() -> None:
+    one, two, late = (Turn("system", (Text(text),)) for text in ("One.", "Two.", "Late."))
+    assert with_instructions((one, two, USER, late), before="First.") == (
+        Turn("system", (Text("First.\n\nOne.\n\nTwo."),)),
+        USER,
+        Turn("user", (Text("Late."),)),
+    )
+    assert with_instructions((USER,)) == (USER,)
+
+
+def test_neighbours_of_one_role_are_joined_and_results_are_not() -> None:
+    said = Turn("assistant", (Text("Well"),), reasoning="Hm", calls=(A,))
+    turns = (USER, USER, said, Turn("assistant", calls=(B,)), result("a"), result("b"))
+    assert joined(turns) == (
+        Turn("user", (Text("Hello"), Text("\n\n"), Text("Hello"))),
+        Turn("assistant", (Text("Well"),), reasoning="Hm", calls=(A, B)),
+        result("a"),
+        result("b"),
+    )
