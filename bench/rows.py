@@ -110,7 +110,9 @@ def read(path: Path) -> list[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """The rows of the newest run."""
+    """The rows of the newest run that had each number of threads: a run may be of some of them alone."""
     kept = list(rows)
-    newest = max((row.run.date for row in kept), default="")
-    return [row for row in kept if row.run.date == newest]
+    newest: dict[int, str] = {}
+    for row in kept:
+        newest[row.threads] = max(newest.get(row.threads, ""), row.run.date)
+    return [row for row in kept if row.run.date == newest[row.threads]]

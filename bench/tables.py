@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.rows import Row
+from bench.rows import Row, Run
 
 NOTHING = "Nothing is recorded yet."
 
@@ -17,18 +17,25 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def provenance(rows: Sequence[Row]) -> Iterator[str]:
-    """Where, when and with what these rows were measured."""
-    run, counts = rows[0].run, sorted({len(r.samples) for r in rows})
-    machine = run.machine
+    """Where, when and with what these rows were measured: a line for each run."""
+    runs = {row.run.date: row.run for row in rows}
+    for date, run in sorted(runs.items(), reverse=True):
+        yield _of_a_run(run, [row for row in rows if row.run.date == date])
+    if facts := [f"- {line}" for line in dict.fromkeys(_system_facts(r) for r in rows) if line]:
+        yield "\n".join(facts)
+
+
+def _of_a_run(run: Run, rows: Sequence[Row]) -> str:
+    machine, counts = run.machine, sorted({len(r.samples) for r in rows})
+    threads = sorted({row.threads for row in rows} - {0})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    yield (
-        f"`{run.command}`; {run.date}, headrace {run.commit}; {machine['cpu']}, {machine['cores']} cores, "
+    on = f" ({' and '.join(map(threads_name, threads))})" if threads else ""
+    return (
+        f"`{run.command}`{on}; {run.date}, headrace {run.commit}; {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['l3_bytes'] / 2**20:.0f} MiB last-level cache; "
         f"{machine['system']}, Python {machine['python']}; {samples} samples each; "
         f"load average before the run {machine['load_average']}. Instruction sets: {', '.join(machine['flags'])}."
     )
-    if facts := [f"- {line}" for line in dict.fromkeys(_system_facts(r) for r in rows) if line]:
-        yield "\n".join(facts)
 
 
 def threads_name(count: int) -> str:

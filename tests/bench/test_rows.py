@@ -64,3 +64,10 @@ def test_the_newest_run_counts() -> None:
     old, new = run("2026-01-01T00:00:00+00:00"), run("2026-02-01T00:00:00+00:00")
     found = [row("speed", "prefill 512", run=r) for r in (old, new, old)]
     assert rows.latest(found) == [found[1]]
+
+
+def test_the_newest_run_counts_for_each_number_of_threads() -> None:
+    old, new = run("2026-01-01T00:00:00+00:00"), run("2026-02-01T00:00:00+00:00")
+    one, two = (row("speed", "prefill 512", run=old, threads=n) for n in (1, 2))
+    newer = row("speed", "prefill 512", run=new, threads=2)
+    assert rows.latest([one, two, newer]) == [one, newer]
