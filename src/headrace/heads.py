@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.engine.pages import PAGE_TOKENS
 from headrace.errors import TemplateError
+from headrace.text.conversation import Messages, Tools
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import Message
@@ -23,26 +24,48 @@ class Heads:
         self._tokenizer = tokenizer
         self._template = template
         self._lock = threading.Lock()
-        self._known: dict[str, list[int]] = {}  # by their text, the latest last
+        self._known: dict[str, list[int]] = {}  # by their text and tools, the latest last
 
-    def note(self, messages: Sequence[Message], ids: Sequence[int]) -> None:
-        """A conversation, and what the model reads for it."""
+    def note(
+        self,
+        messages: Messages,
+        ids: Sequence[int],
+        tools: Tools | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> None:
+        """A conversation, and what the model reads for it; tools, variables: as its template was given them."""
         system = _system(messages[0])
         if system is None or self._template is None or len(ids) < MIN_TOKENS:
             return
-        head = self._known.get(system) or self._found(self._template, messages[0], ids)
+        key = repr((system, tools, variables))
+        head = self._known.get(key) or self._found(
+            self._template, messages[0], ids, tools, variables
+        )
         with self._lock:
-            self._known.pop(system, None)
-            self._known[system] = head
+            self._known.pop(key, None)
+            self._known[key] = head
             while len(self._known) > _MOST_HEADS:
                 del self._known[next(iter(self._known))]
 
-    def _found(self, template: ChatTemplate, system: Message, ids: Sequence[int]) -> list[int]:
+    def _found(
+        self,
+        template: ChatTemplate,
+        system: Message | Mapping[str, object],
+        ids: Sequence[int],
+        tools: Tools | None,
+        variables: Mapping[str, object] | None,
+    ) -> list[int]:
         """The tokens that every conversation with this system message begins with."""
         head = list(ids)
         for probe in _PROBES:
             try:
-                other = encode_chat(self._tokenizer, template, [system, Message("user", probe)])
+                other = encode_chat(
+                    self._tokenizer,
+                    template,
+                    [system, Message("user", probe)],
+                    tools=tools,
+                    extra=variables,
+                )
             except TemplateError:  # it wants something else after a system message
                 return []
             head = head[: _common(head, other)]

@@ -29,6 +29,7 @@ from headrace.engine.phased import Phased
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.engine.scheduler import Ticket
 from headrace.engine.speculate import DEFAULT_SPECULATE
+from headrace.engine.turns import Turns
 from headrace.errors import InputError, PromptSizeError, UnsupportedError
 from headrace.heads import Heads
 from headrace.loading import LoadOptions, load
@@ -37,6 +38,7 @@ from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
 from headrace.phases import Thinking, ThinkingRun, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.stream import Stream, finished
+from headrace.text.conversation import Messages, Tools
 from headrace.text.schema import Schema
 from headrace.text.template import encode_chat
 from headrace.values import Message, SamplingParams
@@ -318,8 +320,18 @@ class LLM:
         sampling, how = self._split(options)
         return self._complete(list(ids), sampling, **how)
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        """What the model reads for a conversation. Raises UnsupportedError without a template."""
+    def chat_ids(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """What the model reads for a conversation: messages, or mappings as its template wants them.
+
+        tools: functions in OpenAI's form, for a template that tells of them; variables: others that it knows, such as
+        enable_thinking. Raises UnsupportedError without a template.
+        """
         if self._loaded.template is None:
             raise UnsupportedError(
                 "the model has no chat template", hint="give a raw prompt (raw=True, or --raw)"
@@ -327,8 +339,10 @@ class LLM:
         if isinstance(messages, str | bytes | Message) or not messages:
             raise InputError("a conversation is a sequence of at least one message")
         self._could_fit(sum(map(num_characters, messages)))
-        ids = encode_chat(self.tokenizer, self._loaded.template, messages)
-        self._heads.note(messages, ids)
+        ids = encode_chat(
+            self.tokenizer, self._loaded.template, messages, tools=tools, extra=variables
+        )
+        self._heads.note(messages, ids, tools, variables)
         return ids
 
     def _could_fit(self, characters: int) -> None:
@@ -350,7 +364,7 @@ class LLM:
         self._loaded.adapters.find(how.get("adapter"))
         # A grammar speaks of every byte, so no leading space is left out of what follows it.
         answer = Answer(self.tokenizer, sampling, continues or grammar is not None)
-        return Stream(self._turns, answer, lambda: self._ticket(prompt, sampling, how), self._ended)
+        return Stream(self._turns, answer, lambda: self.ticket(prompt, sampling, how), self._ended)
 
     def _complete(
         self,
@@ -362,8 +376,13 @@ class LLM:
     ) -> Completion:
         return finished(self.stream_ids(ids, sampling, continues=continues, **how))
 
-    def _ticket(self, ids: list[int], sampling: SamplingParams, how: How) -> Ticket:
-        """A generation to hand to the scheduler. Raises what is wrong with it."""
+    @property
+    def turns(self) -> Turns:
+        """What runs the generations: for who submits a `ticket` and takes its tokens alone."""
+        return self._turns
+
+    def ticket(self, ids: list[int], sampling: SamplingParams, how: How) -> Ticket:
+        """A generation to submit to `turns`. Raises what is wrong with it."""
         self._check_open()
         grammar, speculate = how.get("grammar"), how.get("speculate", DEFAULT_SPECULATE)
         return Ticket(

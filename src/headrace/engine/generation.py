@@ -204,6 +204,11 @@ class Generation:
         self._held = 0
 
     @property
+    def reused(self) -> int:
+        """Tokens of the prompt that were not read again; once it began."""
+        return self._reused
+
+    @property
     def salt(self) -> bytes:
         """Of the adapter."""
         return self._sequence.salt

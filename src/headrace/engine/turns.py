@@ -57,7 +57,7 @@ class Turns:
             if ticket.cancelled:
                 self.close(ticket)
             else:
-                self._step(lambda: ticket.over or bool(ticket.tokens))
+                self.step(lambda: ticket.over or bool(ticket.tokens))
         if token is None:
             ticket.close()
             if ticket.error is not None:
@@ -98,7 +98,7 @@ class Turns:
         self.submit(errand)
         try:
             while not errand.ended:
-                self._step(lambda: errand.ended)
+                self.step(lambda: errand.ended)
         finally:
             errand.cancelled = not errand.ended
         if errand.error is not None:
@@ -120,7 +120,8 @@ class Turns:
             self._scheduler.woken = lambda: None  # they held each other
             yield
 
-    def _step(self, done: Callable[[], bool]) -> None:
+    def step(self, done: Callable[[], bool]) -> None:
+        """One pass at most, for all; or wait for who makes them, until `done`."""
         with self._lead(done) as leads:
             if leads:
                 self._scheduler.step()
