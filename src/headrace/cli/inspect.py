@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import math
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headrace import locate
-from headrace.artifact.check import weight_arrays
+from headrace.artifact.census import format_bytes, format_name, num_parameters, tensor_facts
 from headrace.artifact.container import Artifact, open_artifact
 from headrace.artifact.head import read_head
 from headrace.cli import adapter_view, progress
@@ -55,7 +53,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "family": manifest.family,
         "fraction_bits": manifest.fraction_bits,
         "config": dict(manifest.config),
-        "parameters": sum(_parameters(artifact, name) for name in manifest.tensors),
+        "parameters": num_parameters(artifact),
         "bytes": sum(f.nbytes for f in manifest.files.values()),
         "source": dict(manifest.source),
         "tokenizer": {
@@ -67,7 +65,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "experts": _experts(artifact),
         "draft_head_bytes": None if (head := read_head(artifact)) is None else head.nbytes,
         "files": {k: {"bytes": f.nbytes, "sha256": f.sha256} for k, f in manifest.files.items()},
-        "tensors": {name: _tensor(artifact, name) for name in manifest.tensors},
+        "tensors": {name: tensor_facts(artifact, name) for name in manifest.tensors},
     }
 
 
@@ -84,32 +82,6 @@ def _experts(artifact: Artifact) -> dict[str, Any] | None:
     }
 
 
-def _copies(artifact: Artifact, name: str) -> int:
-    """How often a weight is there: one of an expert is described once for its layer."""
-    return artifact.records[0].num_experts if ".experts." in name else 1
-
-
-def _parameters(artifact: Artifact, name: str) -> int:
-    rows, columns = artifact.manifest.tensors[name]["shape"]
-    return int(rows * columns * _copies(artifact, name))
-
-
-def _tensor(artifact: Artifact, name: str) -> dict[str, Any]:
-    if ".experts." in name:
-        return {**artifact.manifest.tensors[name], "bytes": _expert_bytes(artifact, name)}
-    parts = (artifact.tensors.get(f"{name}.{p}") for p in ("codes", "scales", "mins", "row"))
-    nbytes = sum(array.nbytes for array in parts if array is not None)
-    return {**artifact.manifest.tensors[name], "bytes": nbytes}
-
-
-def _expert_bytes(artifact: Artifact, name: str) -> int:
-    """Bytes of one weight of all experts of a layer, without padding of their records."""
-    entry = artifact.manifest.tensors[name]
-    arrays = weight_arrays(name, entry).values()
-    width = {"U8": 1, "I16": 2, "I32": 4}
-    return _copies(artifact, name) * sum(width[kind] * math.prod(shape) for kind, shape in arrays)
-
-
 def _as_json(facts: dict[str, Any]) -> str:
     return json_text.dumps(facts, indent=1)
 
@@ -123,7 +95,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield "tensors"
     for name, tensor in facts["tensors"].items():
         shape = "x".join(str(size) for size in tensor["shape"])
-        yield f"  {name} {shape} {_format(tensor)} {tensor['bytes']:,} bytes"
+        yield f"  {name} {shape} {format_name(tensor)} {tensor['bytes']:,} bytes"
     yield "files"
     for name, file in facts["files"].items():
         yield f"  {name} {file['bytes']:,} bytes sha256 {file['sha256']}"
@@ -163,15 +135,8 @@ def _value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _format(tensor: dict[str, Any]) -> str:
-    return f"{tensor['format']}/{tensor['group']}"
-
-
 def _formats(tensors: dict[str, dict[str, Any]]) -> Iterator[str]:
-    sizes: Counter[str] = Counter()
-    for tensor in tensors.values():
-        sizes[_format(tensor)] += tensor["bytes"]
-    for name, nbytes in sizes.most_common():
+    for name, nbytes in format_bytes(tensors.values()).most_common():
         yield f"  {name} {nbytes:,} bytes"
 
 

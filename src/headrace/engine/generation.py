@@ -204,6 +204,11 @@ class Generation:
         self._held = 0
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._prompt_tokens
+
+    @property
     def reused(self) -> int:
         """Tokens of the prompt that were not read again; once it began."""
         return self._reused

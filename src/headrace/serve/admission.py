@@ -1,0 +1,65 @@
+"""What a request may take, decided from numbers alone: how long an answer may be, and how long it may wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import ContextError
+from headrace.serve.failure import RequestError
+
+PREFILL_DEADLINE = "prefill_deadline_exceeded"
+PREFILL_WAIT = "prefill_wait_exceeded"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens that an answer may have; by_window: whether the window ends it before the client's own limit."""
+
+    tokens: int
+    by_window: bool
+
+
+def room(prompt_tokens: int, window: int, limit: int | None, default: int) -> Room:
+    """How long an answer may be. limit: the client's; default: where it gave none. Raises ContextError."""
+    left = window - prompt_tokens
+    if left < 1:
+        raise ContextError(prompt_tokens, window, 1)
+    wanted = default if limit is None else limit
+    return Room(min(wanted, left), limit is not None and limit > left)
+
+
+def check_wait(
+    missing_tokens: int, rate: float | None, waited: float, longest: float | None
+) -> None:
+    """Whether the first token can come in time. Raises RequestError if it surely cannot.
+
+    missing_tokens: of the prompt, that no cache holds; rate: tokens a second that lately were read, None if none were;
+    waited, longest: seconds since the request came, and how many may pass; None: any.
+    """
+    if longest is None or not rate:
+        return
+    reading = missing_tokens / rate
+    if reading > longest:
+        raise RequestError(
+            f"reading {missing_tokens:,} tokens takes about {reading:,.0f} s; at most {longest:,.0f} s may pass",
+            code=PREFILL_WAIT,
+            hint="send less, or serve with a larger --max-prefill-wait",
+        )
+    if waited + reading > longest:
+        raise RequestError(
+            f"after {waited:,.0f} s in line, reading {missing_tokens:,} tokens takes about {reading:,.0f} s more; "
+            f"at most {longest:,.0f} s may pass",
+            status=503,
+            code=PREFILL_DEADLINE,
+            hint="try again when the server is free, or serve with a larger --max-prefill-wait",
+        )
+
+
+def too_late(longest: float) -> RequestError:
+    """The first token did not come in time."""
+    return RequestError(
+        f"the first token did not come within {longest:,.0f} s",
+        status=503,
+        code=PREFILL_DEADLINE,
+        hint="try again when the server is free, or serve with a larger --max-prefill-wait",
+    )

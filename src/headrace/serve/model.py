@@ -1,0 +1,209 @@
+"""The backend that generates with a loaded model: requests to prompts, grammars and tickets, tickets to events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import InputError
+from headrace.llm import LLM
+from headrace.options import How
+from headrace.serve.admission import room
+from headrace.serve.describe import card
+from headrace.serve.dialect import Card
+from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.profiles import sampling_params
+from headrace.serve.reader import Reader
+from headrace.serve.request import Request, ToolCall, Turn
+from headrace.serve.worker import Job, Worker
+from headrace.text.grammar import Grammar, GrammarCompiler
+from headrace.text.tools.constraint import answer_grammar
+from headrace.text.tools.formats import detect
+from headrace.text.tools.prompt import prepared
+
+PREPARERS = 2  # threads that render, tokenize and compile
+TAIL_TOKENS = 32  # of a prompt, where open reasoning shows
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """What the model reads, and how its answer begins."""
+
+    ids: list[int]
+    reasoning_open: bool
+
+
+class ModelBackend:
+    """Serves one model. `close` it before the model."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        *,
+        version: str,
+        max_prefill_wait: float | None = None,
+        reuse: bool = True,
+        speculate: int | str = "off",
+    ) -> None:
+        """max_prefill_wait: seconds to the first token; None: any. reuse, speculate: see `GenerateOptions`."""
+        self._llm = llm
+        names = [llm.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in _controls(llm)]
+        self._format = detect(llm.artifact.template, names)
+        self._card = card(
+            llm,
+            name,
+            self._format,
+            created=int(time.time()),
+            version=version,
+            max_prefill_wait=max_prefill_wait,
+        )
+        self._longest = max_prefill_wait
+        self._how: How = {"reuse": reuse, "speculate": speculate}  # type: ignore[typeddict-item]
+        self._compiler = GrammarCompiler(llm.tokenizer)
+        self._pool = ThreadPoolExecutor(PREPARERS, "headrace-prepare")
+        self._worker = Worker(llm.turns)
+        self._worker.start()
+
+    @property
+    def card(self) -> Card:
+        """See `Backend`."""
+        return self._card
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Generations that run, and that wait."""
+        return self._worker.counts
+
+    def submit(self, request: Request, *, request_id: str, arrived: float) -> Job:
+        """See `Backend`."""
+        job = Job(asyncio.get_running_loop(), arrived, self._longest)
+        self._pool.submit(self._begin, job, request, request_id)
+        return job
+
+    async def count(self, request: Request) -> int:
+        """See `Backend`."""
+        loop = asyncio.get_running_loop()
+        prompt = await loop.run_in_executor(self._pool, self._prompt, self._usable(request))
+        return len(prompt.ids)
+
+    def close(self) -> None:
+        """End what runs and waits. The model stays open."""
+        self._pool.shutdown(cancel_futures=True)
+        self._worker.close()
+
+    def _begin(self, job: Job, request: Request, request_id: str) -> None:
+        """From a request to a ticket, in a thread that may take its time."""
+        try:
+            if job.gone:
+                job.end()
+                return
+            asked = self._usable(request)
+            prompt = self._prompt(asked)
+            window = min(self._card.context_window, asked.window or self._card.context_window)
+            room_left = room(len(prompt.ids), window, asked.limit, self._card.default_limit)
+            grammar = self._grammar(asked, prompt)
+            job.by_window = room_left.by_window
+            job.reader = self._reader(asked, prompt, grammar, request_id)
+            params = sampling_params(asked, room_left.tokens)
+            how: How = {**self._how, "adapter": self._adapter(request.model), "grammar": grammar}
+            job.ticket = self._llm.ticket(prompt.ids, params, how)
+            self._worker.add(job)
+        except BaseException as error:
+            job.fail(error)
+
+    def _usable(self, request: Request) -> Request:
+        """The request without what this model does not do."""
+        return request if self._card.reasoning else replace(request, effort=None)
+
+    def _adapter(self, name: str) -> str | None:
+        if name not in self._card.names:
+            raise UnknownNameError(name, self._card.name)
+        return name.removeprefix(self._card.name).removeprefix("+") or None
+
+    def _prompt(self, request: Request) -> _Prompt:
+        if request.raw is not None:
+            return _Prompt(self._llm.prompt_ids(request.raw, raw=True), False)
+        choice = request.choice
+        tools = () if choice.mode == "none" else request.tools
+        asked = prepared(
+            self._format,
+            _messages(request.turns),
+            tools,
+            choice=choice.name or choice.mode,
+            effort=request.effort,
+        )
+        ids = self._llm.chat_ids(asked.messages, tools=asked.tools, variables=asked.extra)
+        tail = self._llm.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special=False)
+        return _Prompt(ids, self._format.opens_reasoning(tail))
+
+    def _grammar(self, request: Request, prompt: _Prompt) -> Grammar | None:
+        choice, answer = request.choice, request.answer
+        return answer_grammar(
+            self._compiler,
+            self._format,
+            tools=() if choice.mode == "none" else request.tools,
+            choice=choice.name or choice.mode,
+            parallel=request.parallel_calls,
+            answer=answer.schema
+            if answer.kind == "schema"
+            else None
+            if answer.kind == "text"
+            else "json",
+            reasoning_open=prompt.reasoning_open if request.effort is not None else None,
+        )
+
+    def _reader(
+        self, request: Request, prompt: _Prompt, grammar: Grammar | None, request_id: str
+    ) -> Reader:
+        return Reader(
+            self._llm.tokenizer,
+            self._format,
+            request,
+            reasoning_open=prompt.reasoning_open,
+            continues=request.raw is not None or grammar is not None,
+            new_id=lambda index: f"{request_id[:20]}{index:04x}",
+        )
+
+
+def _controls(llm: LLM) -> list[int]:
+    return [i for i in range(llm.tokenizer.vocab_size) if llm.tokenizer.is_special(i)]
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Turns as chat templates want them; a result of a tool has the name of its call."""
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    return [_message(turn, names) for turn in turns]
+
+
+def _message(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
+    if turn.images:
+        raise InputError("the model reads no images")
+    out: dict[str, Any] = {"role": turn.role, "content": turn.text}
+    if turn.reasoning:
+        out["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        out["tool_calls"] = [_call(call) for call in turn.calls]
+    if turn.role == "tool":
+        call_id = turn.call_id or ""
+        out |= {"tool_call_id": call_id, "name": turn.tool_name or names.get(call_id, "")}
+    return out
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"the arguments of the tool call {call.id!r:.100} are no JSON object")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }

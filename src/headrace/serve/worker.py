@@ -1,0 +1,288 @@
+"""The one thread that moves every generation on: it steps the scheduler, reads tokens, and hands events to the loop.
+
+What a client does not take stays where it is: a generation whose events pile up is not read, so it stands still after
+a few tokens, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from headrace.engine.scheduler import Ticket
+from headrace.engine.turns import Turns
+from headrace.serve.admission import check_wait, too_late
+from headrace.serve.events import Event, Failed, Finished, Reason, Started, Usage
+from headrace.serve.failure import failure
+from headrace.serve.reader import Reader
+
+MOST_EVENTS = 64  # that wait for a client
+RATE_TOKENS = 64  # read in one go, below which a prefill says nothing about the rate
+RATE_SHARE = 0.3  # of the newest prefill in the rate
+
+
+class Job:
+    """A generation in hand: `Running` to the loop, a ticket to the worker.
+
+    `deadline`, `arrived`: of `time.monotonic`; the first token has to come by then.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, arrived: float, longest: float | None
+    ) -> None:
+        self.arrived = arrived
+        self.longest = longest
+        self.ticket: Ticket | None = None
+        self.reader: Reader | None = None
+        self.by_window = False
+        self.gone = False  # nobody waits for more
+        self.late = False
+        self.began = False
+        self.spoke = False  # a first token came
+        self.ended = False  # for the worker
+        self._loop = loop
+        self._events: deque[Event] = deque()
+        self._ready = asyncio.Event()
+        self._over = False  # for the loop: nothing follows what is in the deque
+        self._worker: Worker | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if longest is not None:
+            self._timer = loop.call_at(
+                loop.time() + longest - (time.monotonic() - arrived), self._expire
+            )
+
+    # ---- the loop's side --------------------------------------------------------------------------
+
+    async def next(self) -> Event | None:
+        """See `Running`."""
+        while not self._events:
+            if self._over or self.gone:
+                return None
+            self._ready.clear()
+            if not self._events and not self._over:
+                await self._ready.wait()
+        event = self._events.popleft()
+        if len(self._events) == MOST_EVENTS // 2 and self._worker is not None:
+            self._worker.wake()
+        return event
+
+    def cancel(self) -> None:
+        """See `Running`."""
+        if self.gone:
+            return
+        self.gone = True
+        self._stop_timer()
+        self._ready.set()
+        self.abandon()
+
+    def _expire(self) -> None:
+        if not self.spoke:
+            self.late = True
+            self.abandon()
+
+    def _settle(self) -> None:
+        self._stop_timer()
+        self._ready.set()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- the worker's side ------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the client has enough to take."""
+        return len(self._events) >= MOST_EVENTS
+
+    def given_to(self, worker: Worker) -> None:
+        """Who is told when there is room again."""
+        self._worker = worker
+
+    def abandon(self) -> None:
+        """End the ticket within a layer. From any thread."""
+        if self.ticket is not None:
+            self.ticket.cancelled = True
+        if self._worker is not None:
+            self._worker.wake()
+
+    def tell(self, *events: Event) -> None:
+        """Hand events to the loop. From any thread."""
+        self._events.extend(events)
+        self._call(self._ready.set)
+
+    def end(self, *events: Event) -> None:
+        """The last events."""
+        self.ended = True
+        self._events.extend(events)
+        self._over = True
+        self._call(self._settle)
+
+    def fail(self, error: BaseException) -> None:
+        """The last event is an error."""
+        self.end(Failed(failure(error)))
+
+    def _call(self, act: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:  # the loop has ended: nobody is there
+            self.gone = True
+
+
+class Worker:
+    """Runs jobs until it is closed."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._new: deque[Job] = deque()
+        self._jobs: list[Job] = []
+        self._wanted = threading.Event()
+        self._closed = False
+        self.rate: float | None = None  # prompt tokens a second, of late
+        self._thread = threading.Thread(target=self._run, name="headrace-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        """A job with a ticket. From any thread."""
+        job.given_to(self)
+        self._new.append(job)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed. From any thread."""
+        self._wanted.set()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Jobs that run, and that wait in line."""
+        jobs = [*self._jobs, *self._new]
+        running = sum(job.began for job in jobs)
+        return running, len(jobs) - running
+
+    def close(self) -> None:
+        """End every job, and the thread. From any other."""
+        self._closed = True
+        for job in [*self._jobs, *self._new]:
+            job.abandon()
+        self.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not (self._closed and not self._jobs and not self._new):
+            self._wanted.clear()
+            while self._new:
+                self._take(self._new.popleft())
+            for job in self._jobs:
+                self._advance(job)
+            self._jobs = [job for job in self._jobs if not job.ended]
+            if any(_hungry(job) for job in self._jobs):
+                self._step()
+            else:
+                self._wanted.wait()
+
+    def _step(self) -> None:
+        """A pass. An error that is nobody's own ends all that shared it: none of them may be trusted."""
+        try:
+            self._turns.step(self._has_work)
+        except Exception as error:
+            for job in self._jobs:
+                if job.ticket is not None and not job.ticket.ended and job.ticket.generation.began:
+                    self._give_up(job, error)
+
+    def _has_work(self) -> bool:
+        """Whether a pass that others make is no longer to be waited for."""
+        return any(
+            job.ticket is not None and (job.ticket.tokens or job.ticket.over) for job in self._jobs
+        )
+
+    def _take(self, job: Job) -> None:
+        assert job.ticket is not None
+        self._jobs.append(job)
+        job.ticket.cancelled |= job.gone or job.late or self._closed
+        self._turns.submit(job.ticket)
+
+    def _advance(self, job: Job) -> None:
+        """Hand on what there is of one job. Its failure is its own."""
+        try:
+            self._read(job)
+        except Exception as error:
+            self._give_up(job, error)
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        assert job.ticket is not None
+        job.ticket.cancelled = True
+        self._turns.close(job.ticket)
+        if not job.ended:
+            job.fail(error)
+
+    def _read(self, job: Job) -> None:
+        ticket, reader = job.ticket, job.reader
+        assert ticket is not None
+        assert reader is not None
+        if ticket.generation.began and not job.began:
+            self._begin(job, ticket)
+        while not job.full and not reader.over and (token := ticket.pop()) is not None:
+            job.spoke = True
+            for event in reader.push(token.id):
+                job.tell(event)
+        if reader.over or ticket.cancelled:
+            self._turns.close(ticket)
+        if ticket.over or reader.over:
+            self._end(job, ticket, reader)
+
+    def _begin(self, job: Job, ticket: Ticket) -> None:
+        job.began = True
+        prompt, reused = ticket.generation.prompt_tokens, ticket.generation.reused
+        check_wait(prompt - reused, self.rate, time.monotonic() - job.arrived, job.longest)
+        job.tell(Started(prompt, reused))
+
+    def _end(self, job: Job, ticket: Ticket, reader: Reader) -> None:
+        ticket.close()
+        if job.late and not job.spoke:
+            assert job.longest is not None
+            raise too_late(job.longest)
+        if ticket.error is not None:
+            raise ticket.error
+        stats = ticket.stats
+        assert stats is not None
+        self._learn(stats.read_tokens, stats.prefill_seconds)
+        if ticket.cancelled and not reader.over:
+            job.end()
+            return
+        cut = stats.finish_reason != "stop"
+        events = list(reader.finish(cut=cut))
+        usage = Usage(
+            stats.prompt_tokens,
+            stats.reused_tokens,
+            stats.new_tokens,
+            min(reader.reasoning_tokens, stats.new_tokens),
+            stats.prefill_seconds,
+            stats.decode_seconds,
+        )
+        job.end(*events, Finished(_reason(reader, cut, job.by_window), usage, reader.stop))
+
+    def _learn(self, tokens: int, seconds: float) -> None:
+        """How fast prompts are read, of late."""
+        if tokens >= RATE_TOKENS and seconds > 0:
+            rate = tokens / seconds
+            self.rate = (
+                rate if self.rate is None else RATE_SHARE * rate + (1 - RATE_SHARE) * self.rate
+            )
+
+
+def _hungry(job: Job) -> bool:
+    """Whether a step of the scheduler could bring it something."""
+    return job.ticket is not None and not job.ticket.over and not job.full
+
+
+def _reason(reader: Reader, cut: bool, by_window: bool) -> Reason:
+    if reader.stop is not None:
+        return "stop_sequence"
+    if cut and not reader.over:
+        return "context" if by_window else "length"
+    return "tool_calls" if reader.calls else "stop"
