@@ -40,11 +40,10 @@ class _CutError(Exception):
 
 def header(data: bytes) -> Header:
     """Raises RequestError for another kind of file, a damaged one, and one that was cut anywhere."""
-    for kind, magic, walk in _KINDS:
-        if re.match(magic, data, re.DOTALL):
-            break
-    else:
+    found = next((row for row in _KINDS if re.match(row[1], data, re.DOTALL)), None)
+    if found is None:
         raise RequestError("the image is none of JPEG, PNG, GIF and WebP")
+    kind, _, walk = found
     try:
         width, height = walk(data)
     except (_CutError, struct.error, IndexError):

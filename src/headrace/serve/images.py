@@ -49,9 +49,10 @@ def data_url(url: str) -> Image:
 
 
 def inline(text: str, media_type: str | None = None) -> Image:
-    """The picture in base64, or in a `data:` URL. media_type: what the client calls it; the content decides which it is.
+    """The picture in base64, or in a `data:` URL.
 
-    Raises RequestError for what is no whole JPEG, PNG, GIF or WebP file, and for one over the limits.
+    media_type: what the client calls it; the content decides which of the four kinds it is. Raises RequestError
+    for what is no whole JPEG, PNG, GIF or WebP file, and for one over the limits.
     """
     if _SCHEME.match(text):
         return data_url(text)
