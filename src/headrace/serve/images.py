@@ -28,6 +28,7 @@ MAX_PIXELS = 1 << 26  # 192 MiB as RGB
 MAX_ASPECT = 200
 
 _ORIENTATION = 0x0112  # EXIF 2.32, 4.6.4 A
+_MAX_HEAD = 256  # characters of a data: URL before its comma
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,15}):")
 _WRONG_FILE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 
@@ -41,11 +42,11 @@ def data_url(url: str) -> Image:
             f"the image is {said}; only inline images are accepted",
             hint="send data:image/...;base64, and the file",
         )
-    head, comma, text = url[len("data:") :].partition(",")
-    media_type, *parameters = (part.strip().lower() for part in head.split(";"))
-    if not comma or "base64" not in parameters:
+    comma = url.find(",", 0, _MAX_HEAD)
+    media_type, *parameters = url[len("data:") : max(comma, 0)].lower().split(";")
+    if "base64" not in parameters:
         raise RequestError("the image's data: URL is not base64")
-    return inline(text, media_type or None)
+    return _checked(url[comma + 1 :], media_type or None)
 
 
 def inline(text: str, media_type: str | None = None) -> Image:
@@ -54,8 +55,10 @@ def inline(text: str, media_type: str | None = None) -> Image:
     media_type: what the client calls it; the content decides which of the four kinds it is. Raises RequestError
     for what is no whole JPEG, PNG, GIF or WebP file, and for one over the limits.
     """
-    if _SCHEME.match(text):
-        return data_url(text)
+    return data_url(text) if _SCHEME.match(text) else _checked(text, media_type)
+
+
+def _checked(text: str, media_type: str | None) -> Image:
     if media_type is not None and not media_type.lower().startswith("image/"):
         raise RequestError(f"{media_type!r:.60} is not a media type of images")
     data = _bytes(text)

@@ -42,8 +42,9 @@ class Options(Wire):
     seed: int | None = Field(default=None, description="Negative: random, as without it.")
     stop: str | list[str] | None = None
     num_predict: int | None = Field(
-        default=None, description="Tokens of the answer, reasoning included; 512 without it, and 0 or less is all that is left."
-    )  # fmt: skip
+        default=None,
+        description="Tokens of the answer, reasoning included. Without it 512; 0 or less: all that is left.",
+    )
     num_ctx: int | None = Field(
         default=None, ge=1, description="Prompt and answer together, up to the served window."
     )
