@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.serve.failure import RequestError
-from headrace.serve.validation import MAX_DEPTH, OpenWire, Wire, decoded, read
+from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, OpenWire, Wire, decoded, read
 
 
 class Part(Wire):
@@ -64,3 +64,17 @@ def test_a_refusal_names_the_field(value: dict[str, object], said: str, place: s
 
 def test_unknown_fields_of_an_open_type_are_kept() -> None:
     assert read(Open, {"model": "m", "new": 1}).model_extra == {"new": 1}
+
+
+@pytest.mark.parametrize(
+    ("least", "inside"),
+    [("[0", ",0"), ("[[]", ",[]"), ('[{"a": 0}', ',{"a": 0}')],
+    ids=["flat", "arrays", "objects"],
+)
+def test_the_number_of_values_is_limited(least: str, inside: str) -> None:
+    each = 2 if "a" in inside else 1
+    most = (MAX_VALUES - 1) // each
+    decoded(f'{{"parts": {least + inside * (most - 1)}]}}'.encode())
+    with pytest.raises(RequestError, match="more than 131,072 values") as caught:
+        decoded(f'{{"parts": {least + inside * most}]}}'.encode())
+    assert (caught.value.status, caught.value.cause) == (413, "request_too_large")

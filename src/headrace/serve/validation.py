@@ -14,6 +14,9 @@ from pydantic_core import ErrorDetails
 from headrace.serve.failure import RequestError
 
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
+MAX_VALUES = (
+    1 << 17
+)  # of a body's objects and arrays; each that is wrong costs a kilobyte to say so
 
 W = TypeVar("W", bound="Wire")
 
@@ -46,6 +49,10 @@ def decoded(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(value, dict):
         raise RequestError("the body is not a JSON object")
+    if _too_many(value):
+        raise RequestError(
+            f"the body has more than {MAX_VALUES:,} values", status=413, code="request_too_large"
+        )
     return value
 
 
@@ -93,6 +100,17 @@ def _too_deep(value: object) -> bool:
         if not level:
             return False
     return True
+
+
+def _too_many(value: dict[str, Any]) -> bool:
+    left = MAX_VALUES
+    stack: list[dict[str, Any] | list[Any]] = [value]
+    while stack and left >= 0:
+        node = stack.pop()
+        left -= len(node)
+        below = node.values() if isinstance(node, dict) else node
+        stack += [each for each in below if isinstance(each, dict | list)]
+    return left < 0
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
