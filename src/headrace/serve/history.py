@@ -26,8 +26,9 @@ def with_instructions(turns: Sequence[Turn], *, before: str = "") -> tuple[Turn,
 def joined(turns: Iterable[Turn]) -> tuple[Turn, ...]:
     """Neighbours of one role as one turn; results of tools stay apart."""
     out: list[Turn] = []
-    for role, neighbours in groupby(turns, key=lambda turn: turn.role):
-        out += [_one(list(neighbours))] if role in ("user", "assistant") else neighbours
+    for role, group in groupby(turns, key=lambda turn: turn.role):
+        neighbours = list(group)
+        out += [_one(neighbours)] if role in ("user", "assistant") else neighbours
     return tuple(out)
 
 
