@@ -188,6 +188,16 @@ def test_an_id_that_only_the_result_kept_is_not_looked_for() -> None:
     assert [turn.text for turn in turns[1:]] == ["F", "G"]
 
 
+def test_results_by_name_and_by_place_may_be_mixed() -> None:
+    turns = replayed(
+        [call("f"), call("f"), call("g")],
+        {"content": "F"},
+        {"tool_name": "g", "content": "G"},
+        {"tool_name": "f", "content": "F again"},
+    )
+    assert [turn.text for turn in turns[1:]] == ["F", "F again", "G"]
+
+
 def test_a_result_may_have_a_picture() -> None:
     turns = replayed([call("f")], {"content": "", "images": [PNG64]})
     assert turns[1].parts == (RED,)
@@ -198,10 +208,16 @@ def test_a_result_may_have_a_picture() -> None:
     [
         ([], "tool calls without a result"),
         ([{"tool_call_id": "call_a"}], "tool calls without a result: 'call_b'"),
-        ([{"tool_call_id": "call_c"}], r"messages\[2\]: the result 'call_c' answers no call"),
-        ([{"tool_call_id": "call_a"}, {"tool_call_id": "call_a"}], "'call_a' answers no call"),
-        ([{"tool_name": "h"}], "'h' answers no call"),
-        ([{}, {}, {}], r"messages\[4\]: the result '' answers no call"),
+        (
+            [{"tool_call_id": "call_c"}],
+            r"messages\[2\]: the tool result answers, by its id, no open call",
+        ),
+        (
+            [{"tool_call_id": "call_a"}, {"tool_call_id": "call_a"}],
+            r"messages\[3\]: .* by its id, no open call",
+        ),
+        ([{"tool_name": "h"}], "by its name, no open call"),
+        ([{}, {}, {}], r"messages\[4\]: .* by its place, no open call"),
     ],
 )
 def test_results_are_refused(results: list[Json], said: str) -> None:
@@ -212,7 +228,7 @@ def test_results_are_refused(results: list[Json], said: str) -> None:
 
 
 def test_a_result_without_a_call_is_refused() -> None:
-    refused("answers no call", CHAT, messages=[HELLO, {"role": "tool", "content": "x"}])
+    refused("by its place, no open call", CHAT, messages=[HELLO, {"role": "tool", "content": "x"}])
 
 
 @pytest.mark.parametrize("arguments", ["{}", None, []])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.serve.dialect import Exchange
-from headrace.serve.dialects import ollama
+from headrace.serve.dialects.ollama_wire import Options
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Format, Json, Sampling, Text, Turn
 from serve.dialects.ollama_asked import (
@@ -91,7 +91,7 @@ def test_an_option_without_effect(name: str) -> None:
     assert asked(CHAT, options={name: NEUTRAL[name]}) == PLAIN
 
 
-@pytest.mark.parametrize("name", ollama.Options.model_fields)
+@pytest.mark.parametrize("name", Options.model_fields)
 def test_an_option_that_is_null_is_unset(name: str) -> None:
     assert asked(GENERATE, options={name: None}) == PLAIN
 

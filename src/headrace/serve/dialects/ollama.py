@@ -8,24 +8,14 @@ else in order, because the Python SDK drops ids. Durations are prefill and decod
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from headrace.serve.arguments import parsed
 from headrace.serve.dialect import LINES, Card, Context, Endpoint, Exchange, Generate, Tell
-from headrace.serve.dialects.ollama_wire import (
-    CallWire,
-    ChatBody,
-    GenerateBody,
-    ImagePart,
-    MessageWire,
-    Options,
-    Shape,
-    ShowBody,
-    Think,
-    ToolWire,
-)
+from headrace.serve.dialects import ollama_wire as wire
 from headrace.serve.events import (
     CallEnded,
     CallStarted,
@@ -70,7 +60,7 @@ def error(failure: Failure) -> Json:
 # --- what is asked
 
 
-def _chat(body: ChatBody, context: Context) -> Exchange | Json:
+def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
     model, effort = _model(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     if not body.messages:
@@ -86,7 +76,7 @@ def _chat(body: ChatBody, context: Context) -> Exchange | Json:
     return Lines(request, body.model, context, _message, stream=body.stream is not False)
 
 
-def _generate(body: GenerateBody, context: Context) -> Exchange | Json:
+def _generate(body: wire.GenerateBody, context: Context) -> Exchange | Json:
     model, effort = _model(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     prompt, images = body.prompt or "", body.images or ()
@@ -116,7 +106,7 @@ def _model(name: str, card: Card, *, status: int = 400) -> str:
     raise UnknownNameError(name, card.name, status=status)
 
 
-def _effort(think: Think | None, card: Card) -> Effort | None:
+def _effort(think: wire.Think | None, card: Card) -> Effort | None:
     if not think:
         return None
     if not card.reasoning:
@@ -124,15 +114,15 @@ def _effort(think: Think | None, card: Card) -> Effort | None:
     return "medium" if think is True else think
 
 
-def _format(shape: Shape | None) -> Format:
+def _format(shape: wire.Shape | None) -> Format:
     if isinstance(shape, dict):
         return Format("schema", shape)
     return Format("json") if shape else Format()
 
 
-def _asked(options: Options | None, card: Card) -> dict[str, Any]:
+def _asked(options: wire.Options | None, card: Card) -> dict[str, Any]:
     """The fields of a Request that options set."""
-    options = options or Options()
+    options = options or wire.Options()
     window = options.num_ctx
     if window is not None and window > card.context_window:
         raise RequestError(
@@ -158,7 +148,7 @@ def _asked(options: Options | None, card: Card) -> dict[str, Any]:
     }
 
 
-def _tools(tools: Sequence[ToolWire]) -> tuple[Tool, ...]:
+def _tools(tools: Sequence[wire.ToolWire]) -> tuple[Tool, ...]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise RequestError("two tools have the same name", place="tools")
@@ -189,24 +179,58 @@ def _schema(node: Any) -> Any:
 # --- the conversation
 
 
-def _turns(messages: Sequence[MessageWire]) -> list[Turn]:
+def _turns(messages: Sequence[wire.MessageWire]) -> list[Turn]:
     turns: list[Turn] = []
-    waiting: list[ToolCall] = []
-    named = False  # whether the calls that wait came with ids
-    for place, message in enumerate(messages):
-        _check(message, f"messages[{place}]")
+    waiting = Waiting((), named=True)
+    for i, message in enumerate(messages):
+        place = f"messages[{i}]"
+        _check(message, place)
+        parts = _parts(message)
         if message.role == "tool":
-            turns.append(_result(message, waiting, named, f"messages[{place}]"))
+            call = waiting.take(message, place)
+            turns.append(Turn("tool", parts, call_id=call.id, tool_name=call.name))
             continue
-        calls = message.tool_calls or []
-        waiting = [_call(call, f"call_{place}_{i}") for i, call in enumerate(calls)]
-        named = all(call.id for call in calls)
-        parts, thought = _parts(message), message.thinking or ""
-        turns.append(Turn(message.role, parts, thought, tuple(waiting)))
+        told = message.tool_calls or []
+        calls = tuple(_call(call, f"call_{i}_{n}") for n, call in enumerate(told))
+        waiting = Waiting(calls, named=all(call.id for call in told))
+        turns.append(Turn(message.role, parts, message.thinking or "", calls))
     return turns
 
 
-def _check(message: MessageWire, place: str) -> None:
+class Waiting:
+    """Calls of one message that have no result yet. named: whether they came with ids."""
+
+    def __init__(self, calls: Sequence[ToolCall], *, named: bool) -> None:
+        self._calls = OrderedDict((call.id, call) for call in calls)
+        self._of_name: dict[str, deque[str]] = {}
+        for call in calls:
+            self._of_name.setdefault(call.name, deque()).append(call.id)
+        self._named = named
+
+    def take(self, message: wire.MessageWire, place: str) -> ToolCall:
+        """The call that a message of role "tool" answers. Raises RequestError where there is none."""
+        if message.tool_call_id and self._named:
+            said, found = "id", message.tool_call_id
+        elif message.tool_name:
+            said, found = "name", self._first(message.tool_name)
+        else:
+            said, found = "place", next(iter(self._calls), "")
+        call = self._calls.pop(found, None)
+        if call is None:
+            raise RequestError(
+                f"{place}: the tool result answers, by its {said}, no open call of the message before it",
+                place=place,
+            )
+        return call
+
+    def _first(self, name: str) -> str:
+        ids = self._of_name.get(name, deque())
+        while ids and ids[0] not in self._calls:
+            ids.popleft()
+        return ids[0] if ids else ""
+
+
+def _check(message: wire.MessageWire, place: str) -> None:
     """Refuse what a message of its role has no use for."""
     role = message.role
     for field, roles in _OWNERS.items():
@@ -215,7 +239,7 @@ def _check(message: MessageWire, place: str) -> None:
                 f"{place}.{field} is not for role {role!r}", place=f"{place}.{field}"
             )
     pictures = isinstance(message.content, list) and any(
-        isinstance(part, ImagePart) for part in message.content
+        isinstance(part, wire.ImagePart) for part in message.content
     )
     if pictures and role not in _OWNERS["images"]:
         raise RequestError(f"{place}.content has an image, but is of role {role!r}", place=place)
@@ -230,46 +254,29 @@ _OWNERS = {
 }
 
 
-def _parts(message: MessageWire) -> tuple[Part, ...]:
+def _parts(message: wire.MessageWire) -> tuple[Part, ...]:
     """Pictures of `images` come before the text, as Ollama has them."""
     parts: list[Part] = [inline(text) for text in message.images or ()]
     if isinstance(message.content, str):
         parts += [Text(message.content)] if message.content else []
     else:
         parts += [
-            _picture(part) if isinstance(part, ImagePart) else Text(part.text)
+            _picture(part) if isinstance(part, wire.ImagePart) else Text(part.text)
             for part in message.content or ()
         ]
     return tuple(parts)
 
 
-def _picture(part: ImagePart) -> Image:
+def _picture(part: wire.ImagePart) -> Image:
     return data_url(part.image_url if isinstance(part.image_url, str) else part.image_url.url)
 
 
-def _call(call: CallWire, made_id: str) -> ToolCall:
+def _call(call: wire.CallWire, made_id: str) -> ToolCall:
     try:
         arguments = json.dumps(call.function.arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise RequestError("the arguments of a tool call have a number out of range") from None
     return ToolCall(call.id or made_id, call.function.name, arguments)
-
-
-def _result(message: MessageWire, waiting: list[ToolCall], named: bool, place: str) -> Turn:
-    """A result of one of the calls that wait. Takes it out of them."""
-    ids, names = message.tool_call_id, message.tool_name
-    if ids and named:
-        found = next((call for call in waiting if call.id == ids), None)
-    else:
-        found = next((call for call in waiting if names in (None, "", call.name)), None)
-    if found is None:
-        said = ids if ids and named else names or ""
-        raise RequestError(
-            f"{place}: the result {said!r:.100} answers no call of the message before it",
-            place=place,
-        )
-    waiting.remove(found)
-    return Turn("tool", _parts(message), call_id=found.id, tool_name=found.name)
 
 
 # --- what is told
@@ -420,7 +427,7 @@ def _ps(_body: None, context: Context) -> Json:
     return {"models": [{**_listed(card.name, card), **more}]}
 
 
-def _show(body: ShowBody, context: Context) -> Json:
+def _show(body: wire.ShowBody, context: Context) -> Json:
     card, name = context.card, body.model or body.name
     if not name:
         raise RequestError("model is missing", place="model")
@@ -474,11 +481,11 @@ _MANAGE = _refusal(
 )
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Generate("/api/chat", ChatBody, _chat),
-    Generate("/api/generate", GenerateBody, _generate),
+    Generate("/api/chat", wire.ChatBody, _chat),
+    Generate("/api/generate", wire.GenerateBody, _generate),
     Tell("GET", "/api/tags", _tags),
     Tell("GET", "/api/ps", _ps),
-    Tell("POST", "/api/show", _show, ShowBody),
+    Tell("POST", "/api/show", _show, wire.ShowBody),
     Tell("GET", "/api/version", _version),
     Tell("GET", "/", _root),
     Tell("POST", "/api/embed", _EMBED),
