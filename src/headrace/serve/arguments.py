@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 
 from headrace.serve.request import Json
+from headrace.serve.validation import mended
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_DIGITS = 300  # of a whole number; Python refuses thousands, and other parsers read doubles
 
 
 def parsed(text: str) -> Json:
     """A JSON object as a value that every JSON parser reads back: finite numbers, no halves of characters."""
     value: Json = json.loads(text, parse_int=_whole, parse_float=_finite)
-    if _SURROGATE.search(text):
-        units = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
-        value = json.loads(units.decode("utf-16-le", "replace"))
-    return value
+    return mended(value, text)
 
 
 def _whole(digits: str) -> int | float:
