@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.serve.failure import RequestError
-from headrace.serve.validation import MAX_DEPTH, OpenWire, Wire, decoded, read
+from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, OpenWire, Wire, decoded, read
 
 
 class Part(Wire):
@@ -36,6 +36,8 @@ def test_a_body_is_read() -> None:
         (b"[]", "not a JSON object"),
         (b'{"a": 1, "a": 2}', "a key occurs twice"),
         (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": [1e999]}', "the number 1e999 is out of range"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested deeper"),
     ],
@@ -64,3 +66,30 @@ def test_a_refusal_names_the_field(value: dict[str, object], said: str, place: s
 
 def test_unknown_fields_of_an_open_type_are_kept() -> None:
     assert read(Open, {"model": "m", "new": 1}).model_extra == {"new": 1}
+
+
+@pytest.mark.parametrize(
+    ("least", "inside"),
+    [("[0", ",0"), ("[[]", ",[]"), ('[{"a": 0}', ',{"a": 0}')],
+    ids=["flat", "arrays", "objects"],
+)
+def test_the_number_of_values_is_limited(least: str, inside: str) -> None:
+    each = 2 if "a" in inside else 1
+    most = (MAX_VALUES - 1) // each
+    decoded(f'{{"parts": {least + inside * (most - 1)}]}}'.encode())
+    with pytest.raises(RequestError, match="more than 131,072 values") as caught:
+        decoded(f'{{"parts": {least + inside * most}]}}'.encode())
+    assert (caught.value.status, caught.value.cause) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'{"a": "x\ud83d", "\udc00": ["\uDFFF"]}', {"a": "x�", "�": ["�"]}),
+        (r'{"a": "\\ud83d"}', {"a": r"\ud83d"}),
+    ],
+    ids=["pair", "half", "escaped"],
+)
+def test_halves_of_characters_are_replaced(text: str, value: dict[str, object]) -> None:
+    assert decoded(text.encode()) == value

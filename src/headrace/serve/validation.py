@@ -6,6 +6,8 @@ Every wire type derives from `Wire`: unknown fields are refused, nothing is conv
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +16,11 @@ from pydantic_core import ErrorDetails
 from headrace.serve.failure import RequestError
 
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
+MAX_VALUES = (
+    1 << 17
+)  # of a body's objects and arrays; each that is wrong costs a kilobyte to say so
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 W = TypeVar("W", bound="Wire")
 
@@ -37,7 +44,9 @@ def decoded(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_constant, parse_float=_finite
+        )
     except RecursionError:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
@@ -46,7 +55,11 @@ def decoded(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(value, dict):
         raise RequestError("the body is not a JSON object")
-    return value
+    if _too_many(value):
+        raise RequestError(
+            f"the body has more than {MAX_VALUES:,} values", status=413, code="request_too_large"
+        )
+    return mended(value, text)
 
 
 def read(kind: type[W], value: dict[str, Any]) -> W:
@@ -95,11 +108,38 @@ def _too_deep(value: object) -> bool:
     return True
 
 
+def _too_many(value: dict[str, Any]) -> bool:
+    left = MAX_VALUES
+    stack: list[dict[str, Any] | list[Any]] = [value]
+    while stack and left >= 0:
+        node = stack.pop()
+        left -= len(node)
+        below = node.values() if isinstance(node, dict) else node
+        stack += [each for each in below if isinstance(each, dict | list)]
+    return left < 0
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return out
+
+
+def mended(value: dict[str, Any], text: str) -> dict[str, Any]:
+    """What `text` was read as, with U+FFFD for escaped halves of characters, which are no Unicode."""
+    if not _SURROGATE.search(text):
+        return value
+    units = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
+    whole: dict[str, Any] = json.loads(units.decode("utf-16-le", "replace"))
+    return whole
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits:.40} is out of range")
+    return value
 
 
 def _constant(name: str) -> Any:
