@@ -46,7 +46,7 @@ def decoded(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(value, dict):
         raise RequestError("the body is not a JSON object")
-    return value
+    return _paired(value) if "\\u" in text else value
 
 
 def read(kind: type[W], value: dict[str, Any]) -> W:
@@ -93,6 +93,15 @@ def _too_deep(value: object) -> bool:
         if not level:
             return False
     return True
+
+
+def _paired(value: dict[str, Any]) -> dict[str, Any]:
+    """With U+FFFD for halves of surrogate pairs: clients that cut text within one send them, and UTF-8 has none."""
+    text = json.dumps(value, ensure_ascii=False)
+    whole: dict[str, Any] = json.loads(
+        text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )
+    return whole
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
