@@ -29,6 +29,19 @@ def _by(of: str, known: str) -> Discriminator:
     return Discriminator(_kind(of), custom_error_type="kind", custom_error_message=said)
 
 
+def _shape(value: object) -> str | None:
+    if isinstance(value, str):
+        return "Plain"
+    return "Structured" if isinstance(value, list | dict) else None
+
+
+def _either(said: str) -> Discriminator:
+    return Discriminator(_shape, custom_error_type="kind", custom_error_message=said)
+
+
+Plain = Annotated[str, Tag("Plain")]
+
+
 class TextPart(Wire):
     """Some text."""
 
@@ -65,6 +78,10 @@ AssistantPart = Annotated[
     Annotated[TextPart, Tag("Text")] | Annotated[RefusalPart, Tag("Refusal")],
     _by("type", "text or refusal"),
 ]
+_CONTENT = _either("has to be text or a list of parts")
+TextContent = Annotated[Plain | Annotated[list[TextPart], Tag("Structured")], _CONTENT]
+UserContent = Annotated[Plain | Annotated[list[UserPart], Tag("Structured")], _CONTENT]
+AssistantContent = Annotated[Plain | Annotated[list[AssistantPart], Tag("Structured")], _CONTENT]
 
 
 class CalledFunction(Wire):
@@ -96,7 +113,7 @@ class SystemMessage(Message):
     """Instructions."""
 
     role: Literal["system", "developer"]
-    content: list[TextPart] | str
+    content: TextContent
     name: str | None = Field(None, description="No effect.")
 
 
@@ -104,7 +121,7 @@ class UserMessage(Message):
     """What the user says."""
 
     role: Literal["user"]
-    content: list[UserPart] | str
+    content: UserContent
     name: str | None = Field(None, description="No effect.")
 
 
@@ -112,7 +129,7 @@ class AssistantMessage(Message):
     """What the model said earlier, as the server sent it; fields that it sends as null may come back."""
 
     role: Literal["assistant"]
-    content: list[AssistantPart] | str | None = None
+    content: AssistantContent | None = None
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
     name: str | None = Field(None, description="No effect.")
@@ -127,7 +144,7 @@ class ToolMessage(Message):
     """A tool's result."""
 
     role: Literal["tool"]
-    content: list[TextPart] | str
+    content: TextContent
     tool_call_id: Name
     name: str | None = Field(None, description="The function that was called.")
 
@@ -169,6 +186,16 @@ class NamedChoice(Wire):
 
     type: Literal["function"]
     function: Named
+
+
+Choice = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("Plain")]
+    | Annotated[NamedChoice, Tag("Structured")],
+    _either("has to be auto, none, required or a named function"),
+]
+Stop = Annotated[
+    Plain | Annotated[list[str], Tag("Structured")], _either("has to be text or a list of texts")
+]
 
 
 class Schema(Wire):
@@ -235,11 +262,11 @@ class ChatBody(Wire):
     min_p: float | None = Field(None, description="An extension.")
     presence_penalty: float | None = None
     seed: int | None = None
-    stop: list[str] | str | None = None
+    stop: Stop | None = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: NamedChoice | Literal["auto", "none", "required"] | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
