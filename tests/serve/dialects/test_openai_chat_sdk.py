@@ -242,6 +242,28 @@ def test_a_type_is_not_parsed_from_an_answer_that_was_cut() -> None:
         official.chat.completions.parse(model=MODEL, messages=[USER], response_format=Place)
 
 
+def test_a_call_cut_by_the_budget_is_told_as_length_and_not_as_a_call() -> None:
+    cut = [*CALLS[:7], CallDelta(1, '{"city":"Ba'), Finished("length", USAGE)]
+    tools: Any = [TOOL]
+    with client(cut) as (official, _):
+        got = official.chat.completions.create(
+            model=MODEL, messages=[USER], tools=tools, tool_choice="required"
+        )
+    assert got.choices[0].finish_reason == "length"
+    assert [call.id for call in got.choices[0].message.tool_calls or ()] == ["call_a"]
+
+
+def test_a_required_call_cut_by_the_budget_is_no_error() -> None:
+    cut = [CALLS[0], *CALLS[2:4], Finished("length", USAGE)]
+    tools: Any = [TOOL]
+    with client(cut) as (official, _):
+        ask = official.chat.completions.create
+        got = ask(model=MODEL, messages=[USER], tools=tools, tool_choice="required")
+    choice = got.choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+    assert choice.message.content == ""
+
+
 def test_an_object_is_asked_for() -> None:
     with client(PLACE) as (official, backend):
         official.chat.completions.create(
