@@ -29,6 +29,20 @@ def test_a_body_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "read_as"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\ude00a", "\ufffda"),
+        ("\\ud83d\\ud83d\\ude00", "\ufffd\U0001f600"),
+        ("\\ud83d\\ude00", "\U0001f600"),
+        ("\\\\ud83d", "\\ud83d"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(sent: str, read_as: str) -> None:
+    assert decoded(f'{{"a": ["{sent}"]}}'.encode()) == {"a": [read_as]}
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         (b"\xff{}", "not UTF-8 at byte 0"),
