@@ -233,7 +233,9 @@ def test_a_keepalive_is_a_comment() -> None:
 
 
 def test_line_breaks_of_every_kind_stay_in_one_frame() -> None:
-    text = "a\nb\r\nc\u2028d"
+    text = "a\nb\r\nc\u2028d\x85e"
+    (*_, frame) = opened().push(TextDelta(text))
+    assert len(frame.decode().splitlines()) == 2  # the data and the empty line
     assert streamed(TextDelta(text))[-1]["delta"] == text
 
 
@@ -278,6 +280,12 @@ ENTRY = {
     "max_tokens": 2048,
     "tags": ["implicit-caching", "tool-use"],
     "pricing": {"input": "0", "output": "0"},
+    "context_policy": {
+        "configured_window": 8192,
+        "model_window": 8192,
+        "modes": {"text": 8192},
+        "max_prefill_wait_seconds": None,
+    },
 }
 EFFORTS = [{"type": "effort", "values": ["none", "low", "medium", "high", "xhigh", "max"]}]
 

@@ -1,4 +1,5 @@
 // What both programs do with a model of the AI SDK: one call as a job says, and everything it told, as JSON.
+import { createInterface } from 'node:readline';
 
 const TOOLS = {
   weather: {
@@ -46,7 +47,7 @@ function settings(sdk, model, job) {
   }
   if (job.tools) {
     out.tools = tools(sdk, job.tools);
-    out.stopWhen = sdk.stepCountIs(4);
+    out.stopWhen = sdk.stepCountIs(job.maxSteps ?? 4);
   }
   if (job.schema) {
     const output = { schema: sdk.jsonSchema(job.schema) };
@@ -125,6 +126,8 @@ export async function answer(sdk, model, job) {
   }
 }
 
-export function print(value) {
-  process.stdout.write(JSON.stringify(value));
+export async function serve(respond) {
+  for await (const line of createInterface({ input: process.stdin })) {
+    process.stdout.write(`${JSON.stringify(await respond(JSON.parse(line)))}\n`);
+  }
 }

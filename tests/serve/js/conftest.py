@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import platform
+import queue
 import shutil
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,8 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def program(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Runs `<name>.mjs` with the URL of a server and a JSON value; its answer, from what it printed."""
+def program(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Hands a job to `<name>.mjs`, with the URL of a server: its answer. A program runs once a session."""
     folder = tmp_path_factory.mktemp("javascript")
     (folder / "node_modules").symlink_to(node_modules)
     for script in HERE.glob("*.mjs"):
@@ -55,11 +57,52 @@ def program(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Pro
     processor = PROCESSORS.get(platform.machine(), "")
     own = node_modules / f"node-linux-{processor}" / "bin" / "node"
     node = str(own) if own.is_file() else (shutil.which("node") or "node")
+    running: dict[str, Node] = {}
 
     def run(name: str, url: str, **job: object) -> Any:
-        command = [node, f"{name}.mjs", url, json.dumps(job)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        if name not in running:
+            running[name] = Node([node, f"{name}.mjs"], folder)
+        return running[name].answer({"url": url, **job})
 
-    return run
+    yield run
+    for one in running.values():
+        one.close()
+
+
+class Node:
+    """A program that answers a line of JSON with a line of JSON."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._said = (folder / f"{command[-1]}.stderr").open("w+")
+        self._process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+        )
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def answer(self, job: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._process.stdin.flush()
+        try:
+            line = self._lines.get(timeout=60)
+        except queue.Empty:
+            line = b""
+        assert line, self._complaint()
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._said.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")
+
+    def _complaint(self) -> str:
+        self._said.seek(0)
+        return f"no answer to a job; {self._said.read()[-3000:]}"

@@ -1,15 +1,15 @@
-// `ai` over `@ai-sdk/openai-compatible`: node openai_compatible.mjs URL JOB, where the job names the call.
+// `ai` over `@ai-sdk/openai-compatible`. A job names the server, the model and the call.
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import * as sdk from 'ai';
-import { answer, print } from './client.mjs';
+import { answer, serve } from './client.mjs';
 
-const [url, text] = process.argv.slice(2);
-const job = JSON.parse(text);
-const provider = createOpenAICompatible({
-  name: 'headrace',
-  baseURL: `${url}/v1`,
-  apiKey: 'unused',
-  includeUsage: true,
-  supportsStructuredOutputs: true,
+await serve(job => {
+  const provider = createOpenAICompatible({
+    name: 'headrace',
+    baseURL: `${job.url}/v1`,
+    apiKey: 'unused',
+    includeUsage: true,
+    supportsStructuredOutputs: true,
+  });
+  return answer(sdk, provider(job.model), job);
 });
-print(await answer(sdk, provider(job.model), job));

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, get_args
 
-from headrace.serve.dialect import Card, Context, Endpoint, Exchange, Generate, Tell, sse
+from headrace.serve.dialect import Card, Context, Endpoint, Exchange, Generate, Tell, one_line, sse
 from headrace.serve.dialects import gateway_wire as wire
-from headrace.serve.dialects.gateway_prompt import Reading, compact, unsupported
+from headrace.serve.dialects.gateway_prompt import Reading, unsupported
 from headrace.serve.events import (
     CallDelta,
     CallEnded,
@@ -321,7 +321,7 @@ class Call(Exchange):
 
 
 def _frame(part: Json) -> bytes:
-    return sse(compact(part))
+    return sse(one_line(part))
 
 
 def _timestamp(now: float) -> str:
@@ -377,6 +377,7 @@ def _catalogue(_: None, context: Context) -> Json:
         "max_tokens": card.default_limit,
         "tags": _tags(card),
         "pricing": _FREE,
+        "context_policy": card.context_policy,
     }
     if card.reasoning:
         entry["reasoning_options"] = [{"type": "effort", "values": ["none", *LEVELS]}]

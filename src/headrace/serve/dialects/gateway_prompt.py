@@ -21,9 +21,8 @@ def unsupported(place: str, said: str) -> RequestError:
 
 
 def compact(value: object) -> str:
-    """JSON as JavaScript writes it. Half a surrogate pair, which JavaScript sends too, is no text: "?" in its place."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace").decode()
+    """JSON as JavaScript writes it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass
