@@ -120,6 +120,7 @@ def test_neighbours_of_one_role_are_one_turn() -> None:
         ({}, "{}"),
         ({"b": None, "a": "00123", "ü": [1.5, True]}, '{"b":null,"a":"00123","ü":[1.5,true]}'),
         ('{"a": 1}', '{"a":1}'),
+        (" ", "{}"),
     ],
 )
 def test_an_input_is_an_object(given: Any, arguments: str) -> None:
@@ -127,7 +128,9 @@ def test_an_input_is_an_object(given: Any, arguments: str) -> None:
     assert turns(*prompt)[1].calls == (ToolCall("a", "weather", arguments),)
 
 
-@pytest.mark.parametrize("given", [None, 1, [], "x", "[1]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "given", [None, 1, [], "x", "[1]", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900]
+)
 def test_an_input_that_is_no_object_is_refused(given: Any) -> None:
     error = refused(USER, said(call("a", input=given)), told(result("a")))
     assert error.place == "prompt[1].content[0].input"

@@ -11,6 +11,7 @@ from headrace.serve.dialects import gateway_wire as wire
 from headrace.serve.failure import RequestError
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.request import Json, Part, Text, ToolCall, Turn
+from headrace.serve.validation import decoded
 
 DENIED = "The user denied this tool call."
 
@@ -27,10 +28,10 @@ def compact(value: object) -> str:
 
 @dataclass
 class Reading:
-    """A prompt's messages as turns. warnings: what was left out of them, in the form of version 4."""
+    """A prompt's messages as turns, and warnings of what was left out, in the form of version 4."""
 
     turns: list[Turn] = field(default_factory=list)
-    warnings: list[Json] = field(default_factory=list)
+    _warnings: dict[str, Json] = field(default_factory=dict)
     provider_calls: set[str] = field(default_factory=set)
 
     def conversation(self, prompt: Sequence[wire.Message]) -> tuple[Turn, ...]:
@@ -42,9 +43,12 @@ class Reading:
         return turns
 
     def warn(self, feature: str, details: str) -> None:
-        warning = {"type": "unsupported", "feature": feature, "details": details}
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+        told = {"type": "unsupported", "feature": feature, "details": details}
+        self._warnings.setdefault(feature, told)
+
+    @property
+    def warnings(self) -> list[Json]:
+        return list(self._warnings.values())
 
     def _read(self, place: str, message: wire.Message) -> None:
         match message:
@@ -130,11 +134,11 @@ def _file(place: str, part: wire.FilePart | wire.MediaPart) -> Part:
 
 
 def _arguments(place: str, value: object) -> str:
-    """A call's input as the text of a JSON object. An input that is text is read as JSON."""
+    """A call's input as the text of a JSON object. An input that is text is read as JSON; blank is no argument."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = decoded(value.encode()) if value.strip() else {}
+        except RequestError:
             value = None
     if not isinstance(value, dict):
         raise RequestError(f"{place}: the arguments are not a JSON object", place=place)
