@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from headrace.serve import app
+from headrace.serve.app import create_app
 from headrace.serve.dialects import gateway
-from headrace.serve.events import Event, Failed, Failure, Finished, Started, TextDelta, Usage
+from headrace.serve.events import Failed, Failure, Finished, Started, TextDelta, Usage
 from serve.dialects.gateway_calls import MODEL, USER
 from serve.scripted import ScriptedBackend
 from serve.served import served
@@ -39,7 +39,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     backend = ScriptedBackend(SCRIPT)
-    with served(app.create_app(backend, [gateway])) as url:
+    with served(create_app(backend, [gateway])) as url:
         yield Server(url, backend)
 
 
@@ -122,16 +122,6 @@ def test_a_failure_in_the_middle_of_a_whole_answer_is_a_status(server: Server) -
     response = server.post(stream=False)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "it broke"
-
-
-def test_a_long_silence_is_kept_alive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEEPALIVE_SECONDS", 0.05)
-    script: list[Event | float] = [SCRIPT[0], 0.5, *SCRIPT[1:]]
-    server.backend.script = script
-    told = server.post().text
-    head, tail = told.split(": keepalive\n\n", 1)
-    assert head.count("data: ") == 2
-    assert tail.endswith("data: [DONE]\n\n")
 
 
 def test_many_provider_tools_cost_no_quadratic_time(server: Server) -> None:
