@@ -126,7 +126,7 @@ def test_a_failure_in_the_middle_of_a_whole_answer_is_a_status(server: Server) -
 
 def test_many_provider_tools_cost_no_quadratic_time(server: Server) -> None:
     tools = [
-        {"type": "provider", "id": f"a.{i}", "name": f"t{i}", "args": {}} for i in range(30_000)
+        {"type": "provider", "id": f"a.{i}", "name": f"t{i}", "args": {}} for i in range(10_000)
     ]
     response = server.post(stream=False, tools=tools)
-    assert len(response.json()["warnings"]) == 30_000
+    assert len(response.json()["warnings"]) == 10_000
