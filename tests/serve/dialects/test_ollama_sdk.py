@@ -351,7 +351,7 @@ def test_show_as_the_command_line_asks(body: dict[str, Any]) -> None:
         told = httpx.post(f"{url}/api/show", json=body)
     assert told.status_code == 200
     assert told.json()["max_context_tokens"] == 8192
-    assert told.json()["context_policy"]["configured"] == 8192
+    assert told.json()["context_policy"]["configured_window"] == 8192
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ class Lines(Exchange):
 
 
 def _bytes(line: Json) -> bytes:
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return one_line(line).encode() + b"\n"
 
 
 def _end(reason: Reason, usage: Usage) -> Json:
@@ -446,11 +446,7 @@ def _show(body: wire.ShowBody, context: Context) -> Json:
         },
         "capabilities": _capabilities(card),
         "max_context_tokens": card.context_window,
-        "context_policy": {
-            "configured": card.context_window,
-            "model": card.model_window,
-            "max_prefill_wait_seconds": card.max_prefill_wait,
-        },
+        "context_policy": card.context_policy,
     }
 
 
