@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 from typing import Any
 
 import pytest
-from PIL import Image as Pillow
 
 from headrace.serve.dialects.anthropic_wire import recalled, signed
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Image, Json, Part, Text, ToolCall, Turn
-from serve.dialects.anthropic_messages import asked, counted
+from serve.dialects.anthropic_messages import HEADER, PNG, asked, counted
 
 USED: Json = {"type": "tool_use", "id": "toolu_1", "name": "get", "input": {"x": 1}}
 CALL = ToolCall("toolu_1", "get", '{"x": 1}')
-HEADER = "x-anthropic-billing-header: cc_version=2.1.270.abc; cc_entrypoint=cli; cch=00000;"
 
 
 def text(said: str) -> Json:
@@ -40,13 +37,6 @@ def result(of: str = "toolu_1", **fields: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": of, **fields}
 
 
-def picture() -> bytes:
-    out = io.BytesIO()
-    Pillow.new("RGB", (2, 3), (1, 2, 3)).save(out, "PNG")
-    return out.getvalue()
-
-
-PNG = picture()
 SOURCE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
 SEEN = Image(PNG, "image/png")
 

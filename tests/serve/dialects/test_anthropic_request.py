@@ -81,7 +81,7 @@ def test_a_budget_of_thinking_is_an_effort(budget: int, effort: str) -> None:
 
 OPTIONAL = (
     "system stop_sequences stream temperature top_p top_k tools tool_choice thinking output_config output_format "
-    "metadata context_management service_tier container mcp_servers"
+    "metadata context_management service_tier container mcp_servers thread"
 )
 
 
@@ -157,6 +157,7 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
         ({"container": "c"}, "container is not supported"),
         ({"container": {"id": "c"}}, "container is not supported"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers is not supported"),
+        ({"thread": {"type": "create"}}, "thread is not supported: send the whole conversation"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: input"),
         ({"thinking": {"type": "sometimes"}}, "thinking: input tag 'sometimes'"),

@@ -75,7 +75,10 @@ def error(failure: Failure) -> Json:
     kind = ERRORS.get(failure.status)
     if kind is None:
         kind = "invalid_request_error" if failure.status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kind, "message": _told(failure)}}
+    told: Json = {"type": kind, "message": _told(failure)}
+    if failure.code == wire.NO_THREADS:  # the client sends the whole conversation then
+        told["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": told}
 
 
 def _told(failure: Failure) -> str:
@@ -103,7 +106,7 @@ def _open(body: wire.Body, context: Context) -> Messages:
 def _request(body: wire.Prompt, context: Context, *, limit: int | None = None) -> Request:
     if body.model not in context.card.names:
         raise UnknownNameError(body.model, context.card.name, status=404)
-    _refuse(body)
+    body.check_served()
     tools, hosted = _tools(body.tools or ())
     choice = _choice(body.tool_choice, tools, hosted)
     single = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
@@ -121,17 +124,6 @@ def _request(body: wire.Prompt, context: Context, *, limit: int | None = None) -
         limit=limit,
         stop=tuple(body.stop_sequences or ()),
     )
-
-
-def _refuse(body: wire.Prompt) -> None:
-    """What asks for work that no server of models can do."""
-    for name, value in (("container", body.container), ("mcp_servers", body.mcp_servers)):
-        if value not in (None, []):
-            raise RequestError(
-                f"{name} is not supported: the server runs the model and nothing else",
-                code="unsupported_field",
-                place=name,
-            )
 
 
 def _effort(

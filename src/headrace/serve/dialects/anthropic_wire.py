@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from headrace.serve.failure import RequestError
 from headrace.serve.request import Effort, Json
 from headrace.serve.validation import OpenWire, Wire
 
 SIGNATURE = "headrace-1."  # a format's version, then base64 of a digest and the reasoning
 DIGEST_BYTES = 16
+NO_THREADS = "thread_unsupported_request"
 
 
 class Inner(Wire):
@@ -223,6 +225,20 @@ class Prompt(OpenWire):
     mcp_servers: list[Any] | None = Field(
         default=None, description="Refused: nothing is connected to."
     )
+    thread: Json | None = Field(default=None, description="Refused: no conversation is kept.")
+
+    def check_served(self) -> None:
+        """Refuse what asks for work that no server of a model can do."""
+        for name in ("container", "mcp_servers"):
+            if getattr(self, name) not in (None, []):
+                raise RequestError(
+                    f"{name} is not supported: the server runs the model and nothing else",
+                    code="unsupported_field",
+                    place=name,
+                )
+        if self.thread is not None:
+            said = "thread is not supported: send the whole conversation"
+            raise RequestError(said, code=NO_THREADS, place="thread")
 
 
 class Body(Prompt):
