@@ -46,7 +46,6 @@ from headrace.values import Tool
 VOLATILE = "x-anthropic-billing-header:"
 # Types of tools that the API runs itself, with the date of a version behind them.
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
-MAX_IGNORED = 32  # names of fields without effect that are told
 LARGEST = 1.7976931348623157e308
 # Budgets of thinking below which an effort is enough, in tokens.
 BUDGETS: tuple[tuple[int, Effort], ...] = ((4_096, "low"), (16_384, "medium"), (65_536, "high"))
@@ -447,9 +446,8 @@ class Messages(Exchange):
 
 
 def _ignored(body: wire.Body) -> tuple[str, ...]:
-    """Fields that nobody looks at, as printable names."""
-    names = [name for name, value in (body.model_extra or {}).items() if value is not None]
-    return tuple(ascii(name)[1:-1][:64] for name in names[:MAX_IGNORED])
+    """Fields that nobody looks at."""
+    return tuple(name for name, value in (body.model_extra or {}).items() if value is not None)
 
 
 def _thinking(shown: str, reasoning: str) -> Json:
