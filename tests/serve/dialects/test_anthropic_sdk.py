@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import anthropic as sdk
@@ -271,7 +272,7 @@ def test_tokens_are_counted() -> None:
 
 
 def test_a_picture_and_what_a_coding_agent_sends() -> None:
-    backend = ScriptedBackend(script(TextDelta("a")))
+    backend = ScriptedBackend(script(TextDelta("a")), card=replace(CARD, vision=True))
     cache = {"type": "ephemeral"}
     source = {
         "type": "base64",
