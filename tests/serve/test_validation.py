@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import pytest
+from pydantic import Field
 
 from headrace.serve.failure import RequestError
 from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, OpenWire, Wire, decoded, read
@@ -107,3 +110,36 @@ def test_the_number_of_values_is_limited(least: str, inside: str) -> None:
 )
 def test_halves_of_characters_are_replaced(text: str, value: dict[str, object]) -> None:
     assert decoded(text.encode()) == value
+
+
+class Said(Wire):
+    type: Literal["said"]
+    said: str
+    more: str
+
+
+class Shown(Wire):
+    type: Literal["shown"]
+    inner: Body
+
+
+class Union(Wire):
+    blocks: list[Annotated[Said | Shown, Field(discriminator="type")]] | str
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (5, "blocks: input should be a valid list"),
+        ([{"type": "said", "said": 1, "more": ""}], "blocks[0].said: input should be a valid str"),
+        ([{"type": "said", "more": ""}], "blocks[0].said is missing"),
+        ([{"type": "said", "said": ""}], "blocks[0].more is missing"),
+        ([{"type": "said", "said": "", "more": "", "x": 1}], "unknown field blocks[0].x"),
+        ([{"type": "none"}], "blocks[0]: input tag 'none' found using 'type' does not match"),
+        ([{"type": "shown", "inner": {"model": "m"}}], "blocks[0].inner.parts is missing"),
+    ],
+)
+def test_branches_of_a_union_are_no_place(blocks: object, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(Union, {"blocks": blocks})
+    assert caught.value.message.startswith(said)

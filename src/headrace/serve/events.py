@@ -87,12 +87,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a request failed: `code` names the cause, `status` is HTTP's."""
+    """Why a request failed: `code` names the cause, `status` is HTTP's. Of a prompt that is too long, `prompt_tokens`
+    (where they were counted) and `context_tokens`."""
 
     status: int
     code: str
     message: str
     hint: str | None = None
+    prompt_tokens: int | None = None
+    context_tokens: int | None = None
 
     @property
     def text(self) -> str:

@@ -50,7 +50,9 @@ def failure(error: BaseException) -> Failure:
         case RequestError():
             return Failure(error.status, error.cause, error.message, error.hint)
         case ContextError() | PromptSizeError():
-            return Failure(400, "context_length_exceeded", error.message, error.hint)
+            counted = error.prompt_tokens if isinstance(error, ContextError) else None
+            sizes = (counted, error.context_tokens)
+            return Failure(400, "context_length_exceeded", error.message, error.hint, *sizes)
         case MemoryBudgetError():
             return Failure(503, "insufficient_memory", error.message, error.hint)
         case HeadraceError():

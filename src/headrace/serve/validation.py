@@ -67,13 +67,13 @@ def read(kind: type[W], value: dict[str, Any]) -> W:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, value) from None
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def _refusal(error: ValidationError, value: object) -> RequestError:
     # Of a union's branches, the one that went furthest says what is wrong.
     found = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
-    place = _place(found)
+    place = _place(found, value)
     if found["type"] == "extra_forbidden":
         return RequestError(f"unknown field {place}", code="unsupported_field", place=place)
     if found["type"] == "missing":
@@ -82,15 +82,29 @@ def _refusal(error: ValidationError) -> RequestError:
     return RequestError(f"{place}: {said[:1].lower()}{said[1:]}"[:600], place=place)
 
 
-def _place(found: ErrorDetails) -> str:
-    """Where in the body: messages[0].content."""
-    parts: list[str] = []
-    for key in found["loc"]:
+def _place(found: ErrorDetails, value: object) -> str:
+    """Where in the body: messages[0].content. Between keys stand names of a union's branches, which are no place."""
+    place = ""
+    loc, missing = found["loc"], found["type"] == "missing"
+    for at, key in enumerate(loc):
         if isinstance(key, int):
-            parts.append(f"[{key}]")
-        elif key.isidentifier() and key[0].islower() and "_wire" not in key:
-            parts.append(f".{key}" if parts else key)
-    return "".join(parts) or "the body"
+            place += f"[{key}]"
+            value = value[key] if isinstance(value, list) and key < len(value) else None
+        elif isinstance(value, dict) and key in value and not _branch(loc[at:], value, missing):
+            place += f".{key}" if place else key
+            value = value[key]
+        elif missing and at == len(loc) - 1:
+            place += f".{key}" if place else key
+    return place or "the body"
+
+
+def _branch(rest: tuple[int | str, ...], value: dict[str, Any], missing: bool) -> bool:
+    """Whether a key of an object is the name of a branch that happens to be one of its keys."""
+    if len(rest) < 2 or isinstance(rest[1], int):
+        return False
+    return rest[1] in value or (
+        missing and len(rest) == 2 and not isinstance(value[str(rest[0])], dict)
+    )
 
 
 def _too_deep(value: object) -> bool:

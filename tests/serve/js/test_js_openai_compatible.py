@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.serve.app import create_app
+from headrace.serve.dialects import openai_chat
 from headrace.serve.events import (
     CallDelta,
     CallEnded,
@@ -27,8 +28,6 @@ from headrace.serve.events import (
 from headrace.serve.request import Format, Request, Sampling, Text, ToolCall, ToolChoice, Turn
 from serve.scripted import CARD, ScriptedBackend
 from serve.served import served
-
-openai_chat = pytest.importorskip("headrace.serve.dialects.openai_chat")
 
 USAGE = Usage(prompt_tokens=11, cached_tokens=4, new_tokens=7, reasoning_tokens=3)
 HEAD: list[Event | float] = [Started(11, 4)]

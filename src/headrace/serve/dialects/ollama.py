@@ -10,11 +10,20 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from headrace.serve.arguments import parsed
-from headrace.serve.dialect import LINES, Card, Context, Endpoint, Exchange, Generate, Tell
+from headrace.serve.dialect import (
+    LINES,
+    Card,
+    Context,
+    Endpoint,
+    Exchange,
+    Generate,
+    Tell,
+    one_line,
+)
+from headrace.serve.dialects import ollama_models as models
 from headrace.serve.dialects import ollama_wire as wire
 from headrace.serve.events import (
     CallEnded,
@@ -29,7 +38,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.images import data_url, inline
 from headrace.serve.request import (
@@ -47,7 +56,6 @@ from headrace.serve.request import (
 from headrace.values import Tool
 
 DEFAULT_LIMIT = 512  # tokens of an answer without num_predict
-NEVER = "2200-01-01T00:00:00Z"  # when the model is unloaded; the command line shows "Forever"
 UNSUPPORTED = "unsupported"
 
 _LITERAL_KEYS = frozenset({"const", "default", "enum", "examples"})
@@ -61,7 +69,7 @@ def error(failure: Failure) -> Json:
 
 
 def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
-    model, effort = _model(body.model, context.card), _effort(body.think, context.card)
+    model, effort = models.resolved(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     if not body.messages:
         return {**_head(body.model, context), **_message(), "done": True, "done_reason": "load"}
@@ -77,7 +85,7 @@ def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
 
 
 def _generate(body: wire.GenerateBody, context: Context) -> Exchange | Json:
-    model, effort = _model(body.model, context.card), _effort(body.think, context.card)
+    model, effort = models.resolved(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     prompt, images = body.prompt or "", body.images or ()
     if body.raw and (body.system or effort or images):
@@ -91,19 +99,6 @@ def _generate(body: wire.GenerateBody, context: Context) -> Exchange | Json:
         user = Turn("user", (*map(inline, images), Text(prompt)))
         request = Request(model, with_instructions([user], before=body.system or ""), **asked)
     return Lines(request, body.model, context, _response, stream=body.stream is not False)
-
-
-def _model(name: str, card: Card, *, status: int = 400) -> str:
-    """The served name that is meant. Without a tag or with `:latest`, as Ollama's clients say it, any tag is meant."""
-    if name in card.names:
-        return name
-    bare = name.removesuffix(":latest")
-    for served in card.names:
-        base, _, adapter = served.partition("+")
-        untagged = base.partition(":")[0] + (f"+{adapter}" if adapter else "")
-        if bare == untagged:
-            return served
-    raise UnknownNameError(name, card.name, status=status)
 
 
 def _effort(think: wire.Think | None, card: Card) -> Effort | None:
@@ -283,11 +278,7 @@ def _call(call: wire.CallWire, made_id: str) -> ToolCall:
 
 
 def _head(model: str, context: Context) -> Json:
-    return {"model": model, "created_at": _time(context.now)}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    return {"model": model, "created_at": models.time_text(context.now)}
 
 
 def _message(text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> Json:
@@ -378,92 +369,6 @@ def _told(index: int, call: ToolCall) -> Json:
     return {"id": f"call_{call.id}", "function": function}
 
 
-# --- models
-
-
-def _details(card: Card) -> Json:
-    return {
-        "parent_model": "",
-        "format": "headrace",
-        "family": card.family,
-        "families": [card.family],
-        "parameter_size": _count(card.num_parameters),
-        "quantization_level": card.quantization,
-    }
-
-
-def _count(number: int) -> str:
-    """8030261248 as 8.0B, 134515008 as 134.52M."""
-    if number >= 10**9:
-        return f"{number / 10**9:.1f}B"
-    return f"{number / 10**6:.2f}M" if number >= 10**6 else f"{number / 10**3:.2f}K"
-
-
-def _listed(name: str, card: Card) -> Json:
-    # The command line prints the first twelve digits of the digest.
-    return {
-        "name": name,
-        "model": name,
-        "digest": card.digest or "0" * 64,
-        "details": _details(card),
-    }
-
-
-def _tags(_body: None, context: Context) -> Json:
-    card = context.card
-    more = {"modified_at": _time(card.created), "size": card.size_bytes}
-    return {"models": [{**_listed(name, card), **more} for name in card.names]}
-
-
-def _ps(_body: None, context: Context) -> Json:
-    """`size` is memory in use; nothing of it is a graphics card's."""
-    card = context.card
-    more = {
-        "size": card.resident_bytes,
-        "size_vram": 0,
-        "expires_at": NEVER,
-        "context_length": card.context_window,
-    }
-    return {"models": [{**_listed(card.name, card), **more}]}
-
-
-def _show(body: wire.ShowBody, context: Context) -> Json:
-    card, name = context.card, body.model or body.name
-    if not name:
-        raise RequestError("model is missing", place="model")
-    served = _model(name, card, status=404)
-    return {
-        "modelfile": f"FROM {served}\n",
-        "parameters": "",
-        "template": card.template,
-        "modified_at": _time(card.created),
-        "details": _details(card),
-        "model_info": {
-            **{f"{card.family}.{key}": value for key, value in card.architecture.items()},
-            "general.architecture": card.family,
-            "general.parameter_count": card.num_parameters,
-            f"{card.family}.context_length": card.context_window,
-        },
-        "capabilities": _capabilities(card),
-        "max_context_tokens": card.context_window,
-        "context_policy": card.context_policy,
-    }
-
-
-def _capabilities(card: Card) -> list[str]:
-    own = {"vision": card.vision, "thinking": card.reasoning}
-    return ["completion", "tools", *(name for name, has in own.items() if has)]
-
-
-def _version(_body: None, context: Context) -> Json:
-    return {"version": context.card.version}
-
-
-def _root(_body: None, context: Context) -> Json:
-    """What Ollama's clients ask to see whether anybody is there; some look for its sentence."""
-    return {"server": "headrace", "status": "Ollama is running"}
-
-
 def _refusal(status: int, message: str, hint: str) -> Callable[[None, Context], Json]:
     def refuse(_body: None, context: Context) -> Json:
         raise RequestError(message, status=status, code=UNSUPPORTED, hint=hint)
@@ -479,11 +384,11 @@ _MANAGE = _refusal(
 ENDPOINTS: tuple[Endpoint, ...] = (
     Generate("/api/chat", wire.ChatBody, _chat),
     Generate("/api/generate", wire.GenerateBody, _generate),
-    Tell("GET", "/api/tags", _tags),
-    Tell("GET", "/api/ps", _ps),
-    Tell("POST", "/api/show", _show, wire.ShowBody),
-    Tell("GET", "/api/version", _version),
-    Tell("GET", "/", _root),
+    Tell("GET", "/api/tags", models.tags),
+    Tell("GET", "/api/ps", models.ps),
+    Tell("POST", "/api/show", models.show, wire.ShowBody),
+    Tell("GET", "/api/version", models.version),
+    Tell("GET", "/", models.root),
     Tell("POST", "/api/embed", _EMBED),
     Tell("POST", "/api/embeddings", _EMBED),
     Tell("POST", "/api/pull", _MANAGE),
