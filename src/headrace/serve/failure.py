@@ -48,7 +48,7 @@ def failure(error: BaseException) -> Failure:
     """What a client is told of an error. What is no error of the house is told as such, without its insides."""
     match error:
         case RequestError():
-            return Failure(error.status, error.cause, error.message, error.hint)
+            return Failure(error.status, error.cause, error.message, error.hint, place=error.place)
         case ContextError() | PromptSizeError():
             counted = error.prompt_tokens if isinstance(error, ContextError) else None
             sizes = (counted, error.context_tokens)

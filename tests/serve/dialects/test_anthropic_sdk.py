@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from headrace.errors import ContextError
 from headrace.serve.app import create_app
-from headrace.serve.dialects import anthropic
+from headrace.serve.dialects import anthropic, openai_chat
 from headrace.serve.dialects.anthropic_wire import signed
 from headrace.serve.events import (
     CallDelta,
@@ -368,3 +368,16 @@ def test_the_asynchronous_client() -> None:
     backend = ScriptedBackend(script(TextDelta("He"), TextDelta("llo")))
     with served(create_app(backend, [anthropic])) as url:
         assert asyncio.run(said(url)) == ["He", "llo"]
+
+
+def test_the_list_of_models_is_read() -> None:
+    """The paths are OpenAI's, and the answers both clients'."""
+    backend = ScriptedBackend()
+    with (
+        served(create_app(backend, [anthropic, openai_chat])) as url,
+        sdk.Anthropic(base_url=url, api_key="any", max_retries=0) as made,
+    ):
+        listed = [(model.id, model.max_input_tokens) for model in made.models.list()]
+        one = made.models.retrieve(CARD.name)
+    assert listed == [(name, CARD.context_window) for name in CARD.names]
+    assert (one.id, one.display_name, one.max_tokens) == (CARD.name, CARD.name, 2048)

@@ -265,6 +265,12 @@ def listed(name: str, window: int = 8192, limit: int = 2048) -> dict[str, Any]:
         "object": "model",
         "created": 1_700_000_000,
         "owned_by": "headrace",
+        "type": "model",
+        "display_name": name,
+        "created_at": "2023-11-14T22:13:20Z",
+        "lifecycle": "active",
+        "max_input_tokens": window,
+        "max_tokens": limit,
         "context_window": window,
         "max_output_tokens": limit,
         "input_modalities": ["text"],
@@ -279,7 +285,14 @@ def listed(name: str, window: int = 8192, limit: int = 2048) -> dict[str, Any]:
 
 def test_the_list_of_models_has_every_name_that_is_served() -> None:
     data = [listed("painted:1m"), listed("painted:1m+pirate")]
-    assert openai_chat.models(None, context()) == {"object": "list", "data": data}
+    ends = {"has_more": False, "first_id": "painted:1m", "last_id": "painted:1m+pirate"}
+    told = openai_chat.models(None, context())
+    assert told == {"object": "list", "data": data, **ends}
+
+
+def test_an_error_says_where_in_the_body() -> None:
+    failure = Failure(400, "unsupported_field", "unknown field n", place="n")
+    assert openai_chat.error(failure)["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("name", CARD.names)
@@ -309,5 +322,5 @@ def test_the_endpoints() -> None:
     assert kinds == [
         (Generate, "POST", "/v1/chat/completions"),
         (Tell, "GET", "/v1/models"),
-        (Tell, "GET", "/v1/models/{name}"),
+        (Tell, "GET", "/v1/models/{name:path}"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from headrace.serve import images
 from headrace.serve.dialect import Context, Exchange, Generate, Tell, one_line, sse
@@ -170,13 +171,20 @@ def opened(body: ChatBody, context: Context) -> ChatExchange:
 def error(failure: Failure) -> Json:
     """An error in OpenAI's shape."""
     kind = "invalid_request_error" if failure.status < 500 else "server_error"
-    told = {"message": failure.text, "type": kind, "param": None, "code": failure.code}
+    told = {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
     return {"error": told}
 
 
 def models(_body: None, context: Context) -> Json:
-    """Every name that a request may give."""
-    return {"object": "list", "data": [_model(name, context) for name in context.card.names]}
+    """Every name that a request may give: what OpenAI's clients read, and what Anthropic's do."""
+    names = context.card.names
+    return {
+        "object": "list",
+        "data": [_model(name, context) for name in names],
+        "has_more": False,
+        "first_id": names[0],
+        "last_id": names[-1],
+    }
 
 
 def model(_body: None, context: Context) -> Json:
@@ -194,6 +202,12 @@ def _model(name: str, context: Context) -> Json:
         "object": "model",
         "created": card.created,
         "owned_by": "headrace",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": card.context_window,
+        "max_tokens": card.default_limit,
         "context_window": card.context_window,
         "max_output_tokens": card.default_limit,
         "input_modalities": ["text", "image"] if card.vision else ["text"],
@@ -361,5 +375,5 @@ def _frame(body: Json) -> bytes:
 ENDPOINTS = (
     Generate("/v1/chat/completions", ChatBody, opened),
     Tell("GET", "/v1/models", models),
-    Tell("GET", "/v1/models/{name}", model),
+    Tell("GET", "/v1/models/{name:path}", model),
 )
