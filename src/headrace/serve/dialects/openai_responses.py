@@ -54,9 +54,6 @@ FREEFORM: Json = {
     "additionalProperties": False,
 }
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-TextKind = Literal["reasoning", "message"]
-
 
 def error(failure: Failure) -> Json:
     """An error as OpenAI's clients read it."""
@@ -77,12 +74,16 @@ class Declared:
     freeform: bool = False
 
 
+def _full(name: str, namespace: str | None) -> str:
+    """What the model calls a tool."""
+    return f"{namespace}.{name}" if namespace else name
+
+
 def _declared(
     tool: wire.FunctionTool | wire.CustomTool, space: wire.NamespaceTool | None
 ) -> Declared:
-    name = tool.name if space is None else f"{space.name}.{tool.name}"
-    about = tool.description or ""
     namespace = None if space is None else space.name
+    name, about = _full(tool.name, namespace), tool.description or ""
     if isinstance(tool, wire.FunctionTool):
         function = Tool(name, about, tool.parameters or NO_PARAMETERS, tool.strict or False)
         return Declared(function, tool.name, namespace)
@@ -131,7 +132,7 @@ def _choice(body: wire.Body, tools: dict[str, Declared]) -> ToolChoice:
     if chosen is None:
         return ToolChoice()
     if isinstance(chosen, wire.NamedChoice):
-        name = chosen.name if chosen.namespace is None else f"{chosen.namespace}.{chosen.name}"
+        name = _full(chosen.name, chosen.namespace)
         if name not in tools:
             raise RequestError(
                 f"tool_choice names {name!r:.100}, which is no declared tool", place="tool_choice"
@@ -173,18 +174,16 @@ def _thought(item: wire.Reasoning) -> Turn:
     return Turn("assistant", reasoning=JOINT.join(thought.text for thought in said))
 
 
-def _function_call(item: wire.FunctionCall, place: str) -> Turn:
-    name = item.name if not item.namespace else f"{item.namespace}.{item.name}"
-    arguments = item.arguments.strip() or "{}"
-    if _object(arguments) is None:
-        where = f"{place}.arguments"
-        raise RequestError(f"{where}: not a JSON object as text", place=where)
-    return Turn("assistant", calls=(ToolCall(item.call_id, name, arguments),))
-
-
-def _custom_call(item: wire.CustomCall) -> Turn:
-    name = item.name if not item.namespace else f"{item.namespace}.{item.name}"
-    return Turn("assistant", calls=(ToolCall(item.call_id, name, _json({"input": item.input})),))
+def _call(item: wire.FunctionCall | wire.CustomCall, place: str) -> Turn:
+    if isinstance(item, wire.CustomCall):
+        arguments = _json({"input": item.input})
+    else:
+        arguments = item.arguments.strip() or "{}"
+        if _object(arguments) is None:
+            where = f"{place}.arguments"
+            raise RequestError(f"{where}: not a JSON object as text", place=where)
+    call = ToolCall(item.call_id, _full(item.name, item.namespace), arguments)
+    return Turn("assistant", calls=(call,))
 
 
 def _turn(item: wire.Item, place: str) -> Turn | None:
@@ -193,10 +192,8 @@ def _turn(item: wire.Item, place: str) -> Turn | None:
             return _message(item, place)
         case wire.Reasoning():
             return _thought(item)
-        case wire.FunctionCall():
-            return _function_call(item, place)
-        case wire.CustomCall():
-            return _custom_call(item)
+        case wire.FunctionCall() | wire.CustomCall():
+            return _call(item, place)
         case wire.CallOutput():
             parts = _parts(item.output, f"{place}.output", pictures=True)
             return Turn("tool", parts, call_id=item.call_id)
@@ -259,68 +256,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _echo(body: wire.Body, context: Context) -> Json:
-    """What a response says of its request; the same in every event of a stream."""
-    sent = body.model_dump(
-        mode="json", by_alias=True, exclude_unset=True, include={"tools", "tool_choice", "text"}
-    )
-    thinking, text = body.reasoning, body.text
-    return {
-        "id": f"resp_{context.id}",
-        "object": "response",
-        "created_at": int(context.now),
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "model": body.model,
-        "output": [],
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "reasoning": {
-            "effort": None if thinking is None else thinking.effort,
-            "summary": None if thinking is None else thinking.summary,
-        },
-        "service_tier": body.service_tier,
-        "store": False,
-        "temperature": body.temperature,
-        "text": {"format": {"type": "text"}}
-        | ({} if text is None else {k: v for k, v in sent["text"].items() if v is not None}),
-        "tool_choice": sent.get("tool_choice") or "auto",
-        "tools": sent.get("tools") or [],
-        "top_p": body.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        "user": body.user,
-    }
-
-
-def _usage(usage: Usage) -> Json:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.new_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.new_tokens,
-    }
-
-
-def _text_part(text: str) -> Json:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-
-
-def _text_item(kind: TextKind, item_id: str, text: str, status: Status) -> Json:
-    """A message or reasoning item; one that has just begun has no parts yet."""
-    item: Json = {"id": item_id, "type": kind, "status": status}
-    if kind == "reasoning":
-        parts = [{"type": "summary_text", "text": text}] if text else []
-        return item | {"summary": parts, "encrypted_content": None}
-    return item | {"role": "assistant", "content": [_text_part(text)] if text else []}
-
-
 class Response(Exchange):
     """One response: its output as it grows, and the events that tell of it."""
 
@@ -329,10 +264,10 @@ class Response(Exchange):
         super().__init__(_request(body, self._tools), stream=body.stream or False)
         self.ignored = _ignored(body)
         self._id = context.id
-        self._echo = _echo(body, context)
+        self._begun = wire.begun(body, context)
         self._number = 0  # of the next event
         self._output: list[Json] = []  # finished items
-        self._open: TextKind | None = None  # the item that grows, behind them
+        self._open: wire.TextKind | None = None  # the item that grows, behind them
         self._pieces: list[str] = []
         self._calls: dict[int, CallStarted] = {}
         self._called = False
@@ -342,7 +277,7 @@ class Response(Exchange):
     def whole(self, reply: Reply) -> Json:
         """The response object: reasoning, then the answer, then calls."""
         status = _status(reply.reason, bool(reply.calls))
-        texts: list[tuple[TextKind, str]] = [
+        texts: list[tuple[wire.TextKind, str]] = [
             ("reasoning", reply.reasoning),
             ("message", reply.text),
         ]
@@ -351,12 +286,12 @@ class Response(Exchange):
             cut = status == "incomplete" and kind == said[-1][0]
             item_id = self._item_id(kind)
             self._output.append(
-                _text_item(kind, item_id, text, "incomplete" if cut else "completed")
+                wire.text_item(kind, item_id, text, "incomplete" if cut else "completed")
             )
         self._output += [self._call_item(call) for call in reply.calls]
         return self._ended(status, reply.usage)
 
-    def _item_id(self, kind: TextKind) -> str:
+    def _item_id(self, kind: wire.TextKind) -> str:
         prefix = "rs" if kind == "reasoning" else "msg"
         return f"{prefix}_{self._id}_{len(self._output)}"
 
@@ -378,13 +313,13 @@ class Response(Exchange):
         text = (_object(call.arguments) or {}).get("input")
         return item | {"input": text if isinstance(text, str) else call.arguments}
 
-    def _ended(self, status: Status, usage: Usage) -> Json:
+    def _ended(self, status: wire.Status, usage: Usage) -> Json:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._echo | {
+        return self._begun | {
             "status": status,
             "output": list(self._output),
             "incomplete_details": cut,
-            "usage": _usage(usage),
+            "usage": wire.usage_of(usage),
         }
 
     # A streamed one.
@@ -392,8 +327,8 @@ class Response(Exchange):
     def push(self, event: Event) -> Iterator[bytes]:
         match event:
             case Started():
-                yield self._frame("response.created", response=self._echo)
-                yield self._frame("response.in_progress", response=self._echo)
+                yield self._frame("response.created", response=self._begun)
+                yield self._frame("response.in_progress", response=self._begun)
             case ReasoningDelta(text):
                 yield from self._grow("reasoning", text)
             case TextDelta(text):
@@ -416,14 +351,14 @@ class Response(Exchange):
 
     def keepalive(self) -> bytes:
         """An event, because Codex counts events and not bytes."""
-        return self._frame("response.in_progress", response=self._echo)
+        return self._frame("response.in_progress", response=self._begun)
 
     def _frame(self, name: str, **fields: Any) -> bytes:
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
         return sse(_json(data), name)
 
-    def _grow(self, kind: TextKind, text: str) -> Iterator[bytes]:
+    def _grow(self, kind: wire.TextKind, text: str) -> Iterator[bytes]:
         if self._open != kind:
             yield from self._close("completed")
             yield from self._begin(kind)
@@ -434,34 +369,34 @@ class Response(Exchange):
         else:
             yield self._frame("response.output_text.delta", **place, delta=text, logprobs=[])
 
-    def _place(self, kind: TextKind) -> Json:
+    def _place(self, kind: wire.TextKind) -> Json:
         """Of the open item's only part."""
         part = "summary_index" if kind == "reasoning" else "content_index"
         return {"item_id": self._item_id(kind), "output_index": len(self._output), part: 0}
 
-    def _begin(self, kind: TextKind) -> Iterator[bytes]:
+    def _begin(self, kind: wire.TextKind) -> Iterator[bytes]:
         self._open = kind
-        item = _text_item(kind, self._item_id(kind), "", "in_progress")
+        item = wire.text_item(kind, self._item_id(kind), "", "in_progress")
         place = self._place(kind)
         yield self._frame("response.output_item.added", output_index=len(self._output), item=item)
         if kind == "reasoning":
             part: Json = {"type": "summary_text", "text": ""}
             yield self._frame("response.reasoning_summary_part.added", **place, part=part)
         else:
-            yield self._frame("response.content_part.added", **place, part=_text_part(""))
+            yield self._frame("response.content_part.added", **place, part=wire.text_part(""))
 
-    def _close(self, status: Status) -> Iterator[bytes]:
+    def _close(self, status: wire.Status) -> Iterator[bytes]:
         if self._open is None:
             return
         kind, text, place = self._open, "".join(self._pieces), self._place(self._open)
-        item = _text_item(kind, self._item_id(kind), text, status)
+        item = wire.text_item(kind, self._item_id(kind), text, status)
         if kind == "reasoning":
             part: Json = {"type": "summary_text", "text": text}
             yield self._frame("response.reasoning_summary_text.done", **place, text=text)
             yield self._frame("response.reasoning_summary_part.done", **place, part=part)
         else:
             yield self._frame("response.output_text.done", **place, text=text, logprobs=[])
-            yield self._frame("response.content_part.done", **place, part=_text_part(text))
+            yield self._frame("response.content_part.done", **place, part=wire.text_part(text))
         yield self._item_done(item)
         self._open, self._pieces = None, []
 
@@ -488,13 +423,13 @@ class Response(Exchange):
         output = list(self._output)
         if self._open is not None:
             item_id, text = self._item_id(self._open), "".join(self._pieces)
-            output.append(_text_item(self._open, item_id, text, "incomplete"))
+            output.append(wire.text_item(self._open, item_id, text, "incomplete"))
         why = {"code": failure.code, "message": failure.text}
-        told = self._echo | {"status": "failed", "output": output, "error": why}
+        told = self._begun | {"status": "failed", "output": output, "error": why}
         return self._frame("response.failed", response=told)
 
 
-def _status(reason: Reason, called: bool) -> Status:
+def _status(reason: Reason, called: bool) -> wire.Status:
     """A cut answer is complete once a call in it is."""
     return "incomplete" if reason in ("length", "context") and not called else "completed"
 

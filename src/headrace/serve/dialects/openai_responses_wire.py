@@ -1,4 +1,4 @@
-"""Wire types of OpenAI's Responses API: what a body of `POST /v1/responses` may hold."""
+"""The wire of OpenAI's Responses API: what a body of `POST /v1/responses` may hold, and the objects of a response."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from headrace.serve.dialect import Context
+from headrace.serve.events import Usage
 from headrace.serve.request import Json
 from headrace.serve.validation import OpenWire, Wire
 
@@ -402,3 +404,73 @@ class Body(Wire):
     context_management: Annotated[None, _refused("the client decides what to leave out")] = None
     max_tool_calls: Annotated[None, _refused("the client runs the tools, and may count")] = None
     top_logprobs: Annotated[None, _refused("no probabilities are reported")] = None
+
+
+# The objects of a response.
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+TextKind = Literal["reasoning", "message"]
+
+
+def begun(body: Body, context: Context) -> Json:
+    """The object of a response that has no output yet: what it says of its request."""
+    sent = body.model_dump(
+        mode="json", by_alias=True, exclude_unset=True, include={"tools", "tool_choice", "text"}
+    )
+    thinking, text = body.reasoning, body.text
+    return {
+        "id": f"resp_{context.id}",
+        "object": "response",
+        "created_at": int(context.now),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {
+            "effort": None if thinking is None else thinking.effort,
+            "summary": None if thinking is None else thinking.summary,
+        },
+        "service_tier": body.service_tier,
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}}
+        | ({} if text is None else {k: v for k, v in sent["text"].items() if v is not None}),
+        "tool_choice": sent.get("tool_choice") or "auto",
+        "tools": sent.get("tools") or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def usage_of(usage: Usage) -> Json:
+    """The tokens of a response."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.new_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.new_tokens,
+    }
+
+
+def text_part(text: str) -> Json:
+    """The one part of a message."""
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+
+def text_item(kind: TextKind, item_id: str, text: str, status: Status) -> Json:
+    """A message or reasoning item; one that has just begun has no parts yet."""
+    item: Json = {"id": item_id, "type": kind, "status": status}
+    if kind == "reasoning":
+        parts = [{"type": "summary_text", "text": text}] if text else []
+        return item | {"summary": parts, "encrypted_content": None}
+    return item | {"role": "assistant", "content": [text_part(text)] if text else []}
