@@ -74,3 +74,21 @@ def test_neighbours_of_one_role_are_joined_and_results_are_not() -> None:
         result("a"),
         result("b"),
     )
+
+
+def test_a_long_conversation_of_one_role_is_joined_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
+    plain = Turn.text.fget
+    assert plain is not None
+
+    def counted(turn: Turn) -> str:
+        nonlocal read
+        read += len(turn.parts)
+        return plain(turn)
+
+    monkeypatch.setattr(Turn, "text", property(counted))
+    (turn,) = joined([USER] * 1000)
+    assert len(turn.parts) == 1999
+    assert read <= 2000
