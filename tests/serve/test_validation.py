@@ -36,6 +36,10 @@ def test_a_body_is_read() -> None:
         (b"[]", "not a JSON object"),
         (b'{"a": 1, "a": 2}', "a key occurs twice"),
         (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -1e999}', "-1e999 is out of the range"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not JSON"),
+        (b'{"a": ["\\ud83d"]}', "half of a surrogate pair"),
+        (b'{"\\udE00": 1}', "half of a surrogate pair"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested deeper"),
     ],
@@ -43,6 +47,10 @@ def test_a_body_is_read() -> None:
 def test_what_is_no_body_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         decoded(body)
+
+
+def test_escaped_characters_are_read() -> None:
+    assert decoded(b'{"a": "\\ud83d\\ude00\\n", "b": 1e30}') == {"a": "\U0001f600\n", "b": 1e30}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Every wire type derives from `Wire`: unknown fields are refused, nothing is conv
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,13 +38,17 @@ def decoded(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_constant, parse_float=_finite
+        )
     except RecursionError:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error!s:.200}") from None
     if _too_deep(value):
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}")
+    if "\\u" in text and not _is_unicode(value):
+        raise RequestError("the body has half of a surrogate pair, which is no character")
     if not isinstance(value, dict):
         raise RequestError("the body is not a JSON object")
     return value
@@ -100,6 +105,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return out
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.40} is out of the range of numbers")
+    return number
+
+
+def _is_unicode(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _constant(name: str) -> Any:
