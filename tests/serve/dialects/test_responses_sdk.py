@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from headrace.serve import app
 from headrace.serve.dialects import openai_responses
 from headrace.serve.events import (
+    CallDelta,
+    CallEnded,
+    CallStarted,
     Event,
     Failed,
     Failure,
@@ -152,6 +155,22 @@ def test_keepalive_disturbs_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [event.type for event in events].count("response.in_progress") > 3
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final.output_text == "Hello"
+
+
+def test_a_long_call_that_is_held_back_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEEPALIVE_SECONDS", 0.05)
+    pieces = ["{", *[" "] * 20, "}"]
+    script: list[Event | float] = [STARTED, CallStarted(0, "x", "weather")]
+    for piece in pieces:
+        script += [0.02, CallDelta(0, piece)]
+    script += [CallEnded(0, "".join(pieces)), Finished("tool_calls", USAGE)]
+    with (
+        client_of(ScriptedBackend(script)) as client,
+        client.responses.create(model=NAME, input="Hi", tools=[FUNCTION], stream=True) as stream,  # type: ignore[list-item]
+    ):
+        kinds = [event.type for event in stream]
+    assert kinds.index("response.output_item.added") > 3
+    assert set(kinds[1 : kinds.index("response.output_item.added")]) == {"response.in_progress"}
 
 
 class Answer(BaseModel):
