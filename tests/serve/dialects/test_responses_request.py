@@ -21,6 +21,7 @@ from headrace.serve.request import (
     ToolChoice,
     Turn,
 )
+from headrace.serve.validation import read
 from headrace.values import Tool
 from serve.dialects.responses import CONTEXT, FUNCTION, NAME, PATCH, Json, asked, opened
 
@@ -159,6 +160,14 @@ def test_refused(fields: Json, message: str) -> None:
         opened(**fields)
     assert caught.value.message == message
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("field", ["model", "input"])
+def test_what_has_to_be_there(field: str) -> None:
+    body: Json = {"model": NAME, "input": "Hi"}
+    del body[field]
+    with pytest.raises(RequestError, match=f"{field} is missing"):
+        read(Body, body)
 
 
 @pytest.mark.parametrize("part", ["input_file", "input_audio", "encrypted_content"])

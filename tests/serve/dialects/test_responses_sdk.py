@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
 from headrace.serve import app
@@ -70,7 +71,7 @@ def test_create() -> None:
 
 def test_a_response_is_of_the_published_type() -> None:
     with client_of(ScriptedBackend([STARTED, ReasoningDelta("Hm"), TextDelta("Hi"), *called(0, "x", "weather", "{}"), *called(1, "y", "apply_patch", '{"input":""}'), Finished("tool_calls", USAGE)])) as client:  # fmt: skip
-        response = client.responses.create(model=NAME, input="Hi", tools=[FUNCTION, PATCH])  # type: ignore[list-item]
+        response = client.responses.create(model=NAME, input="Hi", tools=[FUNCTION, PATCH])
     checked = type(response).model_validate(response.model_dump())
     assert [item.type for item in checked.output] == [
         "reasoning",
@@ -125,6 +126,18 @@ def test_the_streaming_helper() -> None:
     assert final.usage.total_tokens == 12
 
 
+def test_the_asynchronous_client() -> None:
+    async def ask(url: str) -> tuple[str, str]:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+            whole = await client.responses.create(model=NAME, input="Hi")
+            async with client.responses.stream(model=NAME, input="Hi") as stream:
+                final = await stream.get_final_response()
+        return whole.output_text, final.output_text
+
+    with served(app.create_app(ScriptedBackend(ANSWER), [openai_responses])) as url:
+        assert asyncio.run(ask(url)) == ("Hello wörld\n", "Hello wörld\n")
+
+
 def test_the_streaming_helper_with_calls() -> None:
     script = [
         STARTED,
@@ -136,7 +149,7 @@ def test_the_streaming_helper_with_calls() -> None:
     ]
     with (
         client_of(ScriptedBackend(script)) as client,
-        client.responses.stream(model=NAME, input="Hi", tools=[FUNCTION, PATCH]) as stream,  # type: ignore[list-item]
+        client.responses.stream(model=NAME, input="Hi", tools=[FUNCTION, PATCH]) as stream,
     ):
         final = stream.get_final_response()
     kinds = ["message", "function_call", "message", "custom_tool_call"]
@@ -166,7 +179,7 @@ def test_a_long_call_that_is_held_back_is_no_silence(monkeypatch: pytest.MonkeyP
     script += [CallEnded(0, "".join(pieces)), Finished("tool_calls", USAGE)]
     with (
         client_of(ScriptedBackend(script)) as client,
-        client.responses.create(model=NAME, input="Hi", tools=[FUNCTION], stream=True) as stream,  # type: ignore[list-item]
+        client.responses.create(model=NAME, input="Hi", tools=[FUNCTION], stream=True) as stream,
     ):
         kinds = [event.type for event in stream]
     assert kinds.index("response.output_item.added") > 3
@@ -214,12 +227,12 @@ def test_a_strict_tool_is_parsed_and_replayed() -> None:
     backend = ScriptedBackend(script)
     tools = [openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}]
     with client_of(backend) as client:
-        response = client.responses.parse(model=NAME, input="Hi", tools=tools)  # type: ignore[arg-type]
+        response = client.responses.parse(model=NAME, input="Hi", tools=tools)
         (call,) = response.output
         assert call.type == "function_call"
         assert call.parsed_arguments == Weather(city="Bern") or call.parsed_arguments == {"city": "Bern"}  # fmt: skip
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-        client.responses.create(model=NAME, input=[{"role": "user", "content": "Hi"}, call, result])  # type: ignore[list-item]
+        client.responses.create(model=NAME, input=[{"role": "user", "content": "Hi"}, call, result])
     assert backend.requests[0].tools[0].strict
     assert backend.requests[1].turns[1].calls == (ToolCall("call_x", "Weather", '{"city":"Bern"}'),)
 
@@ -247,10 +260,10 @@ def test_a_loop_of_tools(stream: bool) -> None:
     with client_of(backend) as client:
         for _ in range(2):
             if stream:
-                with client.responses.stream(model=NAME, input=history, tools=[FUNCTION, PATCH]) as told:  # type: ignore[list-item] # fmt: skip
+                with client.responses.stream(model=NAME, input=history, tools=[FUNCTION, PATCH]) as told:  # fmt: skip
                     response: Any = told.get_final_response()
             else:
-                response = client.responses.create(model=NAME, input=history, tools=[FUNCTION, PATCH])  # type: ignore[list-item] # fmt: skip
+                response = client.responses.create(model=NAME, input=history, tools=[FUNCTION, PATCH])  # fmt: skip
             history += response.output
             for item in reversed(response.output):
                 if item.type == "function_call":
