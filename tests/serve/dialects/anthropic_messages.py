@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 from typing import Any
-
-from PIL import Image as Pillow
 
 from headrace.serve.dialect import Context, Count, Exchange, Generate
 from headrace.serve.dialects import anthropic
@@ -22,15 +19,6 @@ BODY: Json = {"model": CARD.name, "max_tokens": 64, "messages": HI}
 GET: Json = {"name": "get", "description": "Gets.", "input_schema": {"type": "object"}}
 # What a coding agent puts in front of its instructions.
 HEADER = "x-anthropic-billing-header: cc_version=2.1.270.abc; cc_entrypoint=cli; cch=00000;"
-
-
-def picture() -> bytes:
-    out = io.BytesIO()
-    Pillow.new("RGB", (2, 3), (1, 2, 3)).save(out, "PNG")
-    return out.getvalue()
-
-
-PNG = picture()
 
 _MESSAGES, _COUNT = anthropic.ENDPOINTS
 

@@ -10,7 +10,8 @@ import pytest
 from headrace.serve.dialects.anthropic_wire import recalled, signed
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Image, Json, Part, Text, ToolCall, Turn
-from serve.dialects.anthropic_messages import HEADER, PNG, asked, counted
+from serve.dialects.anthropic_messages import HEADER, asked, counted
+from serve.picture import PNG
 
 USED: Json = {"type": "tool_use", "id": "toolu_1", "name": "get", "input": {"x": 1}}
 CALL = ToolCall("toolu_1", "get", '{"x": 1}')

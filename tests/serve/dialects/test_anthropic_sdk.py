@@ -33,7 +33,8 @@ from headrace.serve.events import (
 )
 from headrace.serve.failure import failure
 from headrace.serve.request import Format, Request, Text, ToolCall, Turn
-from serve.dialects.anthropic_messages import HEADER, PNG
+from serve.dialects.anthropic_messages import HEADER
+from serve.picture import PNG
 from serve.scripted import CARD, ScriptedBackend
 from serve.served import served
 
