@@ -111,6 +111,7 @@ class PromptSizeError(InputError):
             f"the prompt has {characters:,} characters, the context holds {context_tokens} tokens",
             hint="shorten the prompt, or use a model with a longer context",
         )
+        self.context_tokens = context_tokens
 
 
 class SettingError(InputError):

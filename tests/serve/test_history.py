@@ -74,3 +74,13 @@ def test_neighbours_of_one_role_are_joined_and_results_are_not() -> None:
         result("a"),
         result("b"),
     )
+
+
+def test_a_long_run_of_one_role_and_many_calls_take_linear_time() -> None:
+    many = 40_000
+    [turn] = joined([USER] * many)
+    assert len(turn.parts) == 2 * many - 1
+    calls = tuple(ToolCall(str(i), "f", "{}") for i in range(many))
+    results = [result(call.id, call.id) for call in reversed(calls)]
+    turns = arranged([USER, Turn("assistant", calls=calls), *results])
+    assert [turn.text for turn in turns[2:]] == [call.id for call in calls]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import pytest
+from pydantic import Field
 
 from headrace.serve.failure import RequestError
-from headrace.serve.validation import MAX_DEPTH, OpenWire, Wire, decoded, read
+from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, OpenWire, Wire, decoded, read
 
 
 class Part(Wire):
@@ -29,6 +32,20 @@ def test_a_body_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "read_as"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\ude00a", "\ufffda"),
+        ("\\ud83d\\ud83d\\ude00", "\ufffd\U0001f600"),
+        ("\\ud83d\\ude00", "\U0001f600"),
+        ("\\\\ud83d", "\\ud83d"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(sent: str, read_as: str) -> None:
+    assert decoded(f'{{"a": ["{sent}"]}}'.encode()) == {"a": [read_as]}
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         (b"\xff{}", "not UTF-8 at byte 0"),
@@ -36,6 +53,8 @@ def test_a_body_is_read() -> None:
         (b"[]", "not a JSON object"),
         (b'{"a": 1, "a": 2}', "a key occurs twice"),
         (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": [1e999]}', "the number 1e999 is out of range"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested deeper"),
     ],
@@ -64,3 +83,63 @@ def test_a_refusal_names_the_field(value: dict[str, object], said: str, place: s
 
 def test_unknown_fields_of_an_open_type_are_kept() -> None:
     assert read(Open, {"model": "m", "new": 1}).model_extra == {"new": 1}
+
+
+@pytest.mark.parametrize(
+    ("least", "inside"),
+    [("[0", ",0"), ("[[]", ",[]"), ('[{"a": 0}', ',{"a": 0}')],
+    ids=["flat", "arrays", "objects"],
+)
+def test_the_number_of_values_is_limited(least: str, inside: str) -> None:
+    each = 2 if "a" in inside else 1
+    most = (MAX_VALUES - 1) // each
+    decoded(f'{{"parts": {least + inside * (most - 1)}]}}'.encode())
+    with pytest.raises(RequestError, match="more than 131,072 values") as caught:
+        decoded(f'{{"parts": {least + inside * most}]}}'.encode())
+    assert (caught.value.status, caught.value.cause) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'{"a": "x\ud83d", "\udc00": ["\uDFFF"]}', {"a": "x�", "�": ["�"]}),
+        (r'{"a": "\\ud83d"}', {"a": r"\ud83d"}),
+    ],
+    ids=["pair", "half", "escaped"],
+)
+def test_halves_of_characters_are_replaced(text: str, value: dict[str, object]) -> None:
+    assert decoded(text.encode()) == value
+
+
+class Said(Wire):
+    type: Literal["said"]
+    said: str
+    more: str
+
+
+class Shown(Wire):
+    type: Literal["shown"]
+    inner: Body
+
+
+class Union(Wire):
+    blocks: list[Annotated[Said | Shown, Field(discriminator="type")]] | str
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (5, "blocks: input should be a valid list"),
+        ([{"type": "said", "said": 1, "more": ""}], "blocks[0].said: input should be a valid str"),
+        ([{"type": "said", "more": ""}], "blocks[0].said is missing"),
+        ([{"type": "said", "said": ""}], "blocks[0].more is missing"),
+        ([{"type": "said", "said": "", "more": "", "x": 1}], "unknown field blocks[0].x"),
+        ([{"type": "none"}], "blocks[0]: input tag 'none' found using 'type' does not match"),
+        ([{"type": "shown", "inner": {"model": "m"}}], "blocks[0].inner.parts is missing"),
+    ],
+)
+def test_branches_of_a_union_are_no_place(blocks: object, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(Union, {"blocks": blocks})
+    assert caught.value.message.startswith(said)

@@ -115,14 +115,21 @@ async def _stream(exchange: Exchange, first: Event, running: Running, send: Send
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
     event: Event | None = first
-    following: asyncio.Future[Event | None] | None = None
+    told = time.monotonic()
     while event is not None:
         for frame in exchange.push(event):
             await send({"type": "http.response.body", "body": frame, "more_body": True})
+            told = time.monotonic()
         following = asyncio.ensure_future(running.next())
-        while not (await asyncio.wait([following], timeout=KEEPALIVE_SECONDS))[0]:
+        done: set[asyncio.Future[Event | None]] = set()
+        while not done:  # events of which a dialect tells nothing are silence too
+            left = told + KEEPALIVE_SECONDS - time.monotonic()
+            if left > 0:
+                done, _ = await asyncio.wait([following], timeout=left)
+                continue
             if frame := exchange.keepalive():
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
+            told = time.monotonic()
         event = following.result()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -87,12 +87,18 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a request failed: `code` names the cause, `status` is HTTP's."""
+    """Why a request failed: `code` names the cause, `status` is HTTP's, `place` is where in the body.
+
+    Of a prompt that is too long, `prompt_tokens` (where they were counted) and `context_tokens`.
+    """
 
     status: int
     code: str
     message: str
     hint: str | None = None
+    prompt_tokens: int | None = None
+    context_tokens: int | None = None
+    place: str | None = None
 
     @property
     def text(self) -> str:

@@ -48,9 +48,11 @@ def failure(error: BaseException) -> Failure:
     """What a client is told of an error. What is no error of the house is told as such, without its insides."""
     match error:
         case RequestError():
-            return Failure(error.status, error.cause, error.message, error.hint)
+            return Failure(error.status, error.cause, error.message, error.hint, place=error.place)
         case ContextError() | PromptSizeError():
-            return Failure(400, "context_length_exceeded", error.message, error.hint)
+            counted = error.prompt_tokens if isinstance(error, ContextError) else None
+            sizes = (counted, error.context_tokens)
+            return Failure(400, "context_length_exceeded", error.message, error.hint, *sizes)
         case MemoryBudgetError():
             return Failure(503, "insufficient_memory", error.message, error.hint)
         case HeadraceError():

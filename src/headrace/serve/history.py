@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Part, Text, Turn
@@ -25,19 +26,22 @@ def with_instructions(turns: Sequence[Turn], *, before: str = "") -> tuple[Turn,
 def joined(turns: Iterable[Turn]) -> tuple[Turn, ...]:
     """Neighbours of one role as one turn; results of tools stay apart."""
     out: list[Turn] = []
-    for turn in turns:
-        if out and out[-1].role == turn.role and turn.role in ("user", "assistant"):
-            out[-1] = _both(out[-1], turn)
-        else:
-            out.append(turn)
+    for role, group in groupby(turns, key=lambda turn: turn.role):
+        neighbours = list(group)
+        out += [_one(neighbours)] if role in ("user", "assistant") else neighbours
     return tuple(out)
 
 
-def _both(one: Turn, other: Turn) -> Turn:
-    between: tuple[Part, ...] = (Text(JOINT),) if one.text and other.text else ()
-    parts = one.parts + between + other.parts
-    reasoning = JOINT.join(filter(None, (one.reasoning, other.reasoning)))
-    return replace(one, parts=parts, reasoning=reasoning, calls=one.calls + other.calls)
+def _one(turns: Sequence[Turn]) -> Turn:
+    parts: list[Part] = []
+    said = False
+    for turn in turns:
+        says = bool(turn.text)
+        parts += [Text(JOINT), *turn.parts] if said and says else turn.parts
+        said = said or says
+    reasoning = JOINT.join(turn.reasoning for turn in turns if turn.reasoning)
+    calls = tuple(call for turn in turns for call in turn.calls)
+    return replace(turns[0], parts=tuple(parts), reasoning=reasoning, calls=calls)
 
 
 def arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -47,15 +51,15 @@ def arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     the conversation ends with something to answer.
     """
     out: list[Turn] = []
-    open_ids: list[str] = []
+    open_ids: dict[str, None] = {}
     results: dict[str, Turn] = {}
     for turn in turns:
         if turn.role == "tool":
             _take(turn, open_ids, results)
             continue
         out += _closed(open_ids, results)
-        open_ids, results = [call.id for call in turn.calls], {}
-        if len(set(open_ids)) < len(open_ids):
+        open_ids, results = dict.fromkeys(call.id for call in turn.calls), {}
+        if len(open_ids) < len(turn.calls):
             raise RequestError("two tool calls of one message have the same id")
         out.append(turn)
     out += _closed(open_ids, results)
@@ -66,7 +70,7 @@ def arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(out)
 
 
-def _take(turn: Turn, open_ids: Sequence[str], results: dict[str, Turn]) -> None:
+def _take(turn: Turn, open_ids: Container[str], results: dict[str, Turn]) -> None:
     call_id = turn.call_id or ""
     if call_id not in open_ids:
         raise RequestError(
@@ -77,7 +81,7 @@ def _take(turn: Turn, open_ids: Sequence[str], results: dict[str, Turn]) -> None
     results[call_id] = turn
 
 
-def _closed(open_ids: Sequence[str], results: dict[str, Turn]) -> list[Turn]:
+def _closed(open_ids: Iterable[str], results: dict[str, Turn]) -> list[Turn]:
     missing = [call_id for call_id in open_ids if call_id not in results]
     if missing:
         named = ", ".join(repr(call_id)[:100] for call_id in missing[:8])

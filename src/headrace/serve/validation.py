@@ -6,6 +6,8 @@ Every wire type derives from `Wire`: unknown fields are refused, nothing is conv
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +16,11 @@ from pydantic_core import ErrorDetails
 from headrace.serve.failure import RequestError
 
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
+MAX_VALUES = (
+    1 << 17
+)  # of a body's objects and arrays; each that is wrong costs a kilobyte to say so
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 W = TypeVar("W", bound="Wire")
 
@@ -37,7 +44,9 @@ def decoded(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_constant, parse_float=_finite
+        )
     except RecursionError:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
@@ -46,7 +55,11 @@ def decoded(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(value, dict):
         raise RequestError("the body is not a JSON object")
-    return value
+    if _too_many(value):
+        raise RequestError(
+            f"the body has more than {MAX_VALUES:,} values", status=413, code="request_too_large"
+        )
+    return mended(value, text)
 
 
 def read(kind: type[W], value: dict[str, Any]) -> W:
@@ -54,13 +67,13 @@ def read(kind: type[W], value: dict[str, Any]) -> W:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, value) from None
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def _refusal(error: ValidationError, value: object) -> RequestError:
     # Of a union's branches, the one that went furthest says what is wrong.
     found = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
-    place = _place(found)
+    place = _place(found, value)
     if found["type"] == "extra_forbidden":
         return RequestError(f"unknown field {place}", code="unsupported_field", place=place)
     if found["type"] == "missing":
@@ -69,15 +82,29 @@ def _refusal(error: ValidationError) -> RequestError:
     return RequestError(f"{place}: {said[:1].lower()}{said[1:]}"[:600], place=place)
 
 
-def _place(found: ErrorDetails) -> str:
-    """Where in the body: messages[0].content."""
-    parts: list[str] = []
-    for key in found["loc"]:
+def _place(found: ErrorDetails, value: object) -> str:
+    """Where in the body: messages[0].content. Between keys stand names of a union's branches, which are no place."""
+    place = ""
+    loc, missing = found["loc"], found["type"] == "missing"
+    for at, key in enumerate(loc):
         if isinstance(key, int):
-            parts.append(f"[{key}]")
-        elif key.isidentifier() and key[0].islower() and "_wire" not in key:
-            parts.append(f".{key}" if parts else key)
-    return "".join(parts) or "the body"
+            place += f"[{key}]"
+            value = value[key] if isinstance(value, list) and key < len(value) else None
+        elif isinstance(value, dict) and key in value and not _branch(loc[at:], value, missing):
+            place += f".{key}" if place else key
+            value = value[key]
+        elif missing and at == len(loc) - 1:
+            place += f".{key}" if place else key
+    return place or "the body"
+
+
+def _branch(rest: tuple[int | str, ...], value: dict[str, Any], missing: bool) -> bool:
+    """Whether a key of an object is the name of a branch that happens to be one of its keys."""
+    if len(rest) < 2 or isinstance(rest[1], int):
+        return False
+    return rest[1] in value or (
+        missing and len(rest) == 2 and not isinstance(value[str(rest[0])], dict)
+    )
 
 
 def _too_deep(value: object) -> bool:
@@ -95,11 +122,38 @@ def _too_deep(value: object) -> bool:
     return True
 
 
+def _too_many(value: dict[str, Any]) -> bool:
+    left = MAX_VALUES
+    stack: list[dict[str, Any] | list[Any]] = [value]
+    while stack and left >= 0:
+        node = stack.pop()
+        left -= len(node)
+        below = node.values() if isinstance(node, dict) else node
+        stack += [each for each in below if isinstance(each, dict | list)]
+    return left < 0
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return out
+
+
+def mended(value: dict[str, Any], text: str) -> dict[str, Any]:
+    """What `text` was read as, with U+FFFD for escaped halves of characters, which are no Unicode."""
+    if not _SURROGATE.search(text):
+        return value
+    units = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
+    whole: dict[str, Any] = json.loads(units.decode("utf-16-le", "replace"))
+    return whole
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits:.40} is out of range")
+    return value
 
 
 def _constant(name: str) -> Any:
