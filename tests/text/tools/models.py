@@ -49,7 +49,13 @@ def letters(controls: Iterable[str] = ()) -> Tokenizer:
     """Every byte is a token, and so is every control token."""
     source = json.loads(tiny.tokenizer_json())
     first = max(a["id"] for a in source["added_tokens"]) + 1
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    plain = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     for index, name in enumerate(sorted(controls)):
         source["added_tokens"].append({"id": first + index, "content": name, **plain})
     return Tokenizer.from_json(json.dumps(source), eos=(END,))
@@ -74,9 +80,10 @@ def parsed(
     size: int = 10**9,
     was_cut: bool = False,
     reasoning_open: bool = False,
+    json_answer: bool = False,
 ) -> list[Piece]:
     """The pieces of a text that comes in portions of a size."""
-    parser = StreamParser(row, tools, reasoning_open=reasoning_open)
+    parser = StreamParser(row, tools, reasoning_open=reasoning_open, json_answer=json_answer)
     out: list[Piece] = []
     for control, part in cut(row, text):
         if control:

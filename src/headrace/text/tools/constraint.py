@@ -13,6 +13,7 @@ from headrace.errors import GrammarError, InputError
 from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.schema import Schema
 from headrace.text.tools import element_rules
+from headrace.text.tools.calls import FUNCTION
 from headrace.text.tools.element_rules import WRITABLE
 from headrace.text.tools.formats import (
     ARGS,
@@ -162,6 +163,8 @@ class _Composer:
         if form.shape == "list":
             return f"({self._listed(head)} | TEXT)"
         call = f"{head} {self._one()} {self._close()}"
+        if form.shape == "xml":  # the parser takes a function without the tag around it, too
+            call = f"{call} | {rules.up_to('bare_head', FUNCTION)} one"
         return f"({call})* TEXT" if self._parallel else f"({call} GAP | TEXT)"
 
     def _bare_or_text(self) -> str:
@@ -185,7 +188,7 @@ class _Composer:
             "named": self._named,
         }
         terms = [write.get(self._form.shape, self._object)(i, t) for i, t in enumerate(self._tools)]
-        gap = "GAP " if self._form.shape in ("object", "xml") else ""
+        gap = {"object": "GAP ", "xml": f"GAP {quoted(FUNCTION)} "}.get(self._form.shape, "")
         return gap + self._rules.shared("one", "\n  | ".join(terms))
 
     def _object(self, index: int, tool: Tool) -> str:
@@ -209,7 +212,7 @@ class _Composer:
         rules = self._rules
         channel, message = rules.tag(CHANNEL), rules.tag(MESSAGE)
         again = f'{rules.tag(START)} "assistant"'
-        ended = rules.up_to("ended", END)
+        ended = self._ended()
         thought = f'{channel} "analysis" {message} {ended} {again}'
         before = f"{ended} {again} ({thought})*" if self._open else f"({thought})*"
         last = []
@@ -222,7 +225,17 @@ class _Composer:
         return f"{before} ({' | '.join(last)})"
 
     def _final(self, said: str | None) -> str:
-        return "TEXT" if said is None else self._rules.add("said", said)
+        if said is not None:
+            return self._rules.add("said", said)
+        return "TEXT" if self._form.is_control(END) else "PLAIN"
+
+    def _ended(self) -> str:
+        """The text of a message and its end; where tags are ordinary text, it spells none."""
+        rules = self._rules
+        if self._form.is_control(END):
+            return rules.up_to("ended", END)
+        rules.add("PLAIN", r"/([^<]|<+[^<|])*/")
+        return rules.shared("ended", f"PLAIN {rules.tag(END)}", "[lazy]")
 
     def _channel_call(self, channel: str, message: str) -> str:
         rules = self._rules

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.text import schema as schemas
 from headrace.text.tools import arguments
-from headrace.text.tools.calls import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+from headrace.text.tools.calls import END_FUNCTION, END_PARAMETER, PARAMETER
 from headrace.text.tools.rules import Rules, declared, parameters, quoted, refusal
 from headrace.values import Tool
 
@@ -22,7 +22,7 @@ _WHOLE = ("allOf", "anyOf", "oneOf", "patternProperties", "enum", "const")  # of
 
 
 def function(rules: Rules, index: int, tool: Tool) -> str:
-    """The rule of one tool's element. Raises GrammarError for what is strict and can't be said in elements."""
+    """The rule of one tool's element, behind `FUNCTION`. Raises GrammarError for what elements can't say exactly."""
     root, node = _root(tool)
     needed = (
         [k for k in schemas.listed(node, "required") if isinstance(k, str)] if tool.strict else []
@@ -38,7 +38,7 @@ def function(rules: Rules, index: int, tool: Tool) -> str:
     ]
     terms = [f"{_line(PARAMETER, k)} {v}" for k, v in zip(names, values, strict=True)]
     inside = _in_any_order(rules, f"f_{index}_in", terms, [key in needed for key in names])
-    return rules.add(f"f_{index}", f"{_line(FUNCTION, tool.name)} {inside} {quoted(END_FUNCTION)}")
+    return rules.add(f"f_{index}", f"{_line('', tool.name)} {inside} {quoted(END_FUNCTION)}")
 
 
 def _line(tag: str, name: str) -> str:

@@ -43,11 +43,16 @@ class StreamParser:
     """Reads one answer. `push` its text, `control` its control tokens, `finish` once.
 
     tools: those that may be called; without any, tags of calls are text. reasoning_open: the prompt ends within
-    reasoning.
+    reasoning. json_answer: the grammar makes an answer that is no call JSON, whose strings may spell anything.
     """
 
     def __init__(
-        self, format: Format, tools: Iterable[Tool] = (), *, reasoning_open: bool = False
+        self,
+        format: Format,
+        tools: Iterable[Tool] = (),
+        *,
+        reasoning_open: bool = False,
+        json_answer: bool = False,
     ) -> None:
         self._format = format
         self._calls = Calls(tools)
@@ -62,12 +67,12 @@ class StreamParser:
         self._name: list[str] = []  # of a tool, or a message's header
         self._size = 0
         self._in_id = False
-        self._set_tags()
+        self._set_tags(json_answer)
         self._step: Step = self._header if self._channels else self._fresh
         if reasoning_open:
             self._reason()
 
-    def _set_tags(self) -> None:
+    def _set_tags(self, json_answer: bool) -> None:
         form = self._format
         think = form.think or ()
         offered = bool(self._calls.tools)
@@ -77,7 +82,7 @@ class StreamParser:
         own = list(CHANNEL_TAGS) if self._channels else []
         closers = _CLOSERS if self._channels else (form.close,) if form.close else ()
         self._closers = frozenset(closers)
-        self._answer_tags = Tags([*opening, *own], form)
+        self._answer_tags = Tags([] if json_answer else [*opening, *own], form)
         self._fresh_tags = Tags([*opening, *think, *closers, *own], form)
         self._reason_tags = Tags([*think[1:], *own], form)
         self._closing_tags = Tags([*closers, *opening], form)
