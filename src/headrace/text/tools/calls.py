@@ -136,8 +136,6 @@ class Object(Body):
     def _read(self, value: JsonText, text: str, at: int) -> int:
         at = value.feed(text, at)
         self.error = value.error
-        if self.error:
-            return at
         if self._key in ("arguments", "parameters") and value.kind == "{":
             self._arguments(value.out())
         elif value.done:
@@ -298,7 +296,7 @@ class Elements(Body):
         start = at + len(tag)
         if not text.startswith(tag, at):
             if not tag.startswith(text[at:start]):
-                self.error = f"{text[at : at + 20]!r} where {tag}…> was expected"
+                self.error = f"{text[at]!r} where {tag}…> was expected"
             return None, at
         stop = text.find(">", start, start + MAX_NAME + 1)
         if stop < 0:
@@ -335,7 +333,8 @@ class Elements(Body):
             at += text[at] == "\n"
         stop = text.find(END_PARAMETER, at)
         if stop < 0:
-            end = len(text) - _overlap(text, "\n" + END_PARAMETER, at)
+            held = (_overlap(text, tag, at) for tag in (END_PARAMETER, "\n" + END_PARAMETER))
+            end = len(text) - max(held)
             self._some(text[at:end])
             return end
         last = stop - (stop > at and text[stop - 1] == "\n")

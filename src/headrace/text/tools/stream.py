@@ -87,7 +87,7 @@ class StreamParser:
         self._reason_tags = Tags([*think[1:], *own], form)
         self._closing_tags = Tags([*closers, *opening], form)
         self._skip_tags = Tags(closers or opening, form)
-        self._name_tags = Tags([ARGS, CALL_ID], form)
+        self._name_tags = Tags([*opening, ARGS, CALL_ID], form)
         self._header_tags = Tags(CHANNEL_TAGS, form)
 
     def push(self, text: str) -> list[Piece]:
@@ -149,7 +149,7 @@ class StreamParser:
         elif self._step == self._think:
             self._prose.think(text)
         elif self._step == self._closing:
-            self._fail(f"{text[:20]!r} follows the call")
+            self._fail(f"{text[0]!r} follows the call")
             self._raw.append(text)
         else:
             self._name.append(text)
@@ -343,7 +343,7 @@ class StreamParser:
         if tag:
             return self._tag(tag, start)
         if not self._closing_tags.may_begin(text, start):
-            self._fail(f"{text[start : start + 20]!r} follows the call")
+            self._fail(f"{text[start]!r} follows the call")
         return start
 
     def _fail(self, cause: str) -> None:
@@ -383,8 +383,8 @@ class StreamParser:
                 self._take_up(Objects(self._calls, eager=True))
                 return at
         stop, tag = self._name_tags.find(text, at)
-        brace = text.find("{", at, stop)
-        if brace >= 0 and not self._in_id:
+        brace = -1 if self._in_id else text.find("{", at, stop)
+        if brace >= 0:
             stop, tag = brace, ""
         stop = min(stop, at + MAX_NAME + 1 - self._size)
         self._size += stop - at
