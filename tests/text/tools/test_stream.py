@@ -23,7 +23,13 @@ from headrace.text.tools.formats import (
     Format,
 )
 from headrace.text.tools.pieces import (
-    CallBegun, CallDone, CallPiece, Malformed, Piece, Reasoning, Said,
+    CallBegun,
+    CallDone,
+    CallPiece,
+    Malformed,
+    Piece,
+    Reasoning,
+    Said,
 )  # fmt: skip
 from headrace.text.tools.stream import StreamParser
 from headrace.values import Tool
@@ -370,4 +376,4 @@ def test_line_ends_in_a_string_are_escaped() -> None:
 def test_every_row_is_in_the_table() -> None:
     assert {row.name for row, _, _ in WRITTEN} == {row.name for row in formats.FORMATS}
     assert NOW in TOOLS
-    assert THINK == QWEN.think
+    assert QWEN.think == THINK
