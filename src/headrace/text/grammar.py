@@ -25,7 +25,7 @@ from headrace.errors import ConstraintError, GrammarError, InputError
 from headrace.text import schema as schemas
 from headrace.text.tokenizer import Tokenizer
 
-Kind = Literal["schema", "regex", "grammar"]
+Kind = Literal["schema", "regex", "grammar", "answer"]
 Words = NDArray[np.uint32]
 Find = Callable[[str], tuple[str, str]]  # of a message of the library: the place and the cause
 T = TypeVar("T")
@@ -195,6 +195,26 @@ class GrammarCompiler:
             raise GrammarError("grammar", "", _cause(str(error))) from None
         lower = llguidance.LLMatcher.grammar_from_lark
         return self._compiled("grammar", text, lambda: lower(lark), _unplaced)
+
+    def embedded(self, schema: schemas.Schema) -> str:
+        """A schema as a term of a text for `composed`. Raises GrammarError."""
+        root = schemas.read(schema)
+        root["x-guidance"] = _JSON
+        return f"%json {schemas.exact(json.dumps(root, ensure_ascii=False))}"
+
+    def control(self, name: str) -> str | None:
+        """A control token as such a term; None where the vocabulary has none of this name."""
+        ids = self._tokenizer.encode(name, allow_special=True)
+        return f"<[{ids[0]}]>" if len(ids) == 1 and self._tokenizer.is_special(ids[0]) else None
+
+    def composed(self, text: str) -> Grammar:
+        """A grammar in Lark's notation that headrace itself wrote: of `embedded`, `control` and its own rules.
+
+        Raises GrammarError.
+        """
+        _check_text("answer", text)
+        lower = llguidance.LLMatcher.grammar_from_lark
+        return self._compiled("answer", text, lambda: lower(text), _unplaced)
 
     def _compiled(self, kind: Kind, text: str, lower: Callable[[], str], find: Find) -> Grammar:
         key = _digest(kind, text)

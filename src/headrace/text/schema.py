@@ -277,10 +277,10 @@ class _Finite:
             return True
         if isinstance(node.get("$ref"), str) and node["$ref"] not in self._known:
             return False
-        if not all(map(self._node, _list(node, "allOf"))):
+        if not all(map(self._node, listed(node, "allOf"))):
             return False
         for key in ("anyOf", "oneOf"):
-            options = _list(node, key)
+            options = listed(node, key)
             if options and not any(map(self._node, options)):
                 return False
         types = node.get("type", _TYPES)
@@ -291,9 +291,9 @@ class _Finite:
             named = node.get("properties")
             known = named if isinstance(named, dict) else {}
             rest = node.get("additionalProperties", True)
-            return all(self._node(known.get(key, rest)) for key in _list(node, "required"))
+            return all(self._node(known.get(key, rest)) for key in listed(node, "required"))
         if name == "array" and isinstance(node.get("minItems"), int):
-            first, items = _list(node, "prefixItems"), node.get("items", True)
+            first, items = listed(node, "prefixItems"), node.get("items", True)
             if isinstance(items, list):
                 first, items = items, node.get("additionalItems", True)
             needed = first[: node["minItems"]]
@@ -303,6 +303,6 @@ class _Finite:
         return True
 
 
-def _list(node: Json, key: str) -> list[Any]:
+def listed(node: Json, key: str) -> list[Any]:
     value = node.get(key)
     return value if isinstance(value, list) else []

@@ -154,6 +154,11 @@ class Tokenizer:
         added = self._added.get(token)
         return added is not None and added.special
 
+    @property
+    def control_names(self) -> frozenset[str]:
+        """How the control tokens are written."""
+        return frozenset(a.content for a in self._added.values() if a.special)
+
     def _text_bytes(self, token: int) -> bytes:
         return b"" if self.is_special(token) else self.token_bytes(token)
 
