@@ -74,9 +74,7 @@ class HeadraceDirect:
         """Seconds and tokens of greedy answers to all prompts at a time."""
 
         def one(prompt: str) -> int:
-            done = self._llm.generate(
-                prompt, temperature=0.0, max_tokens=max_tokens, reuse=False
-            )
+            done = self._llm.generate(prompt, temperature=0.0, max_tokens=max_tokens, reuse=False)
             return done.stats.new_tokens
 
         start = time.perf_counter()

@@ -48,7 +48,7 @@ def card(
         architecture=_architecture(config),
         template=artifact.template or "",
         vision=False,
-        reasoning=format.reasons,
+        reasoning=format.think is not None or format.shape == "channels",
         version=version,
         max_prefill_wait=max_prefill_wait,
     )

@@ -19,12 +19,12 @@ from headrace.serve.dialect import Card
 from headrace.serve.failure import RequestError, UnknownNameError
 from headrace.serve.profiles import sampling_params
 from headrace.serve.reader import Reader
-from headrace.serve.request import Request, ToolCall, Turn
+from headrace.serve.request import Effort, Request, ToolCall, Turn
 from headrace.serve.worker import Job, Worker
 from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.tools.constraint import answer_grammar
 from headrace.text.tools.formats import detect
-from headrace.text.tools.prompt import prepared
+from headrace.text.tools.prompt import conversation
 
 PREPARERS = 2  # threads that render, tokenize and compile
 TAIL_TOKENS = 32  # of a prompt, where open reasoning shows
@@ -129,33 +129,35 @@ class ModelBackend:
     def _prompt(self, request: Request) -> _Prompt:
         if request.raw is not None:
             return _Prompt(self._llm.prompt_ids(request.raw, raw=True), False)
-        choice = request.choice
-        tools = () if choice.mode == "none" else request.tools
-        asked = prepared(
+        messages, tools = conversation(
             self._format,
             _messages(request.turns),
-            tools,
-            choice=choice.name or choice.mode,
-            effort=request.effort,
+            request.tools,
+            choice=request.choice.name or request.choice.mode,
+            parallel=request.parallel_calls,
         )
-        ids = self._llm.chat_ids(asked.messages, tools=asked.tools, variables=asked.extra)
+        variables = _variables(self._card.reasoning, request.effort)
+        ids = self._llm.chat_ids(messages, tools=tools, variables=variables)
+        return _Prompt(ids, self._reasons(ids))
+
+    def _reasons(self, ids: list[int]) -> bool:
+        """Whether a prompt ends within reasoning."""
+        if self._format.think is None:
+            return False
         tail = self._llm.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special=False)
-        return _Prompt(ids, self._format.opens_reasoning(tail))
+        return tail.rstrip().endswith(self._format.think[0])
 
     def _grammar(self, request: Request, prompt: _Prompt) -> Grammar | None:
         choice, answer = request.choice, request.answer
+        may_reason = False if request.effort is not None else None
         return answer_grammar(
             self._compiler,
             self._format,
-            tools=() if choice.mode == "none" else request.tools,
+            tools=request.tools,
             choice=choice.name or choice.mode,
             parallel=request.parallel_calls,
-            answer=answer.schema
-            if answer.kind == "schema"
-            else None
-            if answer.kind == "text"
-            else "json",
-            reasoning_open=prompt.reasoning_open if request.effort is not None else None,
+            answer={"text": None, "json": "json"}.get(answer.kind, answer.schema),
+            reasoning_open=prompt.reasoning_open or may_reason,
         )
 
     def _reader(
@@ -173,6 +175,15 @@ class ModelBackend:
 
 def _controls(llm: LLM) -> list[int]:
     return [i for i in range(llm.tokenizer.vocab_size) if llm.tokenizer.is_special(i)]
+
+
+def _variables(reasons: bool, effort: Effort | None) -> dict[str, object]:
+    """What templates of models that reason ask for; each takes what it knows."""
+    if not reasons:
+        return {}
+    levels = {"xhigh": "high", "max": "high"}
+    level = {} if effort is None else {"reasoning_effort": levels.get(effort, effort)}
+    return {"enable_thinking": effort is not None, **level}
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from headrace.serve.request import Request
 from headrace.text.stop import StopStrings
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import Format
-from headrace.text.tools.stream import (
+from headrace.text.tools.pieces import (
     CallBegun,
     CallDone,
     CallPiece,
@@ -25,8 +25,8 @@ from headrace.text.tools.stream import (
     Piece,
     Reasoning,
     Said,
-    StreamParser,
 )
+from headrace.text.tools.stream import StreamParser
 
 INFERENCE = "inference_error"
 MAX_SHOWN = 300  # characters of what cannot be read, in a message
@@ -52,7 +52,12 @@ class Reader:
         tools = () if request.choice.mode == "none" else request.tools
         self._tokenizer = tokenizer
         self._text = tokenizer.stream(continues=continues)
-        self._parser = StreamParser(format, tools, reasoning_open=reasoning_open)
+        self._parser = StreamParser(
+            format,
+            tools,
+            reasoning_open=reasoning_open,
+            json_answer=request.answer.kind != "text",
+        )
         self._stops = StopStrings(request.stop)
         self._parallel = request.parallel_calls
         self._required = bool(tools) and request.choice.mode == "required"
@@ -68,7 +73,7 @@ class Reader:
 
     def push(self, token: int) -> Iterator[Event]:
         """What a token tells. Raises RequestError for a call that cannot be one."""
-        self.reasoning_tokens += self._parser.reasoning
+        self.reasoning_tokens += self._parser.reasons
         if not self._tokenizer.is_special(token):
             yield from self._events(self._parser.push(self._text.push(token)))
         elif token not in self._tokenizer.eos:

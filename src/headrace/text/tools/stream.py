@@ -90,6 +90,11 @@ class StreamParser:
         self._name_tags = Tags([*opening, ARGS, CALL_ID], form)
         self._header_tags = Tags(CHANNEL_TAGS, form)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether what comes next is reasoning, as far as can be told."""
+        return self._step == self._think
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that some more text completes."""
         self._buffer += text
