@@ -18,6 +18,7 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+_ORIGIN = re.compile(rb"\r\n[Oo]rigin:[ \t]*([\x21-\x7e]+)[ \t]*\r\n")
 _ABSOLUTE = re.compile(r"https?://([^/?#@]+)(/[^?#]*)?(\?.*)?", re.IGNORECASE)
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -70,6 +71,12 @@ def path_of(data: bytes | bytearray) -> str:
     if len(words) < 2 or not words[1].startswith(b"/"):
         return ""
     return words[1].decode("latin-1").partition("?")[0]
+
+
+def origin_of(data: bytes | bytearray) -> str | None:
+    """The Origin of a head that may be incomplete or wrong."""
+    found = _ORIGIN.search(data)
+    return found[1].decode() if found else None
 
 
 def read_head(raw: bytes) -> Head:

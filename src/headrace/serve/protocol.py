@@ -24,6 +24,7 @@ from headrace.serve.head import (
     begins_well,
     end_of_head,
     head_too_large,
+    origin_of,
     path_of,
     read_head,
 )
@@ -159,7 +160,7 @@ class Connection(H11Protocol):
             self._blank, self._seen = True, 0
         end = end_of_head(self._input, self._seen)
         self._seen = len(self._input)
-        self._path = path_of(self._input)
+        self._path, self._origin = path_of(self._input), origin_of(self._input)
         if (end if end >= 0 else self._seen) > MAX_HEAD:
             self._refuse(head_too_large())
             return False
@@ -170,7 +171,7 @@ class Connection(H11Protocol):
             return False
         try:
             head = read_head(bytes(self._input[:end]))
-            self._path, self._origin = head.path, head.field(b"origin")
+            self._path = head.path
             if self._clock.crowded:
                 raise RequestError(
                     "too many connections are open", status=503, code="too_many_connections"

@@ -1,0 +1,294 @@
+"""Paths, methods, bodies and what they are answered, in the shape of the path's dialect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from headrace.serve.app import create_app
+from headrace.serve.body import INLINE, MAX_VALUES
+from headrace.serve.dialect import Context, Exchange
+from headrace.serve.events import (
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Started,
+    TextDelta,
+    Usage,
+)
+from headrace.serve.request import Json
+from serve.http.plain import Ask, PlainExchange, plain
+from serve.http.wired import Raw, asked, request, wired
+from serve.scripted import CARD, ScriptedBackend, ScriptedRunning
+
+SCRIPT = [Started(3, 0), TextDelta("Hello"), Finished("stop", Usage(3, 0, 1))]
+ASK = b'{"text": "Hi"}'
+STREAM = b'{"text": "Hi", "stream": true}'
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with wired(create_app(ScriptedBackend(SCRIPT), [plain()])) as port:
+        yield port
+
+
+def test_health(port: int) -> None:
+    got = asked(port, request("GET", "/health"))
+    assert (got.status, got.json) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/plain/nothing", "wrong"),
+        ("/plain", "wrong"),
+        ("/plain/things/7/8", "wrong"),
+        ("/nowhere", "error"),
+        ("/", "error"),
+        ("//plain/model", "error"),
+        ("/plain/things/", "wrong"),
+    ],
+)
+def test_an_unknown_path_is_told_in_the_nearest_shape(port: int, path: str, shape: str) -> None:
+    got = asked(port, request("GET", path))
+    assert (got.status, next(iter(got.json))) == (404, shape)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/plain/model?a=b", "/plain/model?", "/plain/model/", "/plain/%6dodel", "/plain/model?%00#"],
+)
+def test_what_does_not_change_the_path(port: int, path: str) -> None:
+    assert asked(port, request("GET", path)).json == {"name": "painted:1m"}
+
+
+def test_another_method_is_refused_with_those_that_there_are(port: int) -> None:
+    for method in ("GET", "PUT", "PATCH", "TRACE", "BREW", "get"):
+        got = asked(port, request(method, "/plain/ask"))
+        assert (got.status, got.json["code"]) == (405, "method_not_allowed")
+        assert got.headers["allow"] == "POST, HEAD, OPTIONS"
+    got = asked(port, request("POST", "/plain/things/1"))
+    assert (got.status, got.headers["allow"]) == (405, "GET, DELETE, HEAD, OPTIONS")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/plain/model", 200),
+        ("/plain/ask", 200),
+        ("/health", 200),
+        ("/plain/things/1", 404),
+        ("/nowhere", 404),
+    ],
+)
+def test_head_has_the_status_of_the_path_and_no_body(port: int, path: str, status: int) -> None:
+    with Raw(port) as raw:
+        raw.send(request("HEAD", path) + request("GET", "/health"))
+        assert raw.answer(head=True).status == status
+        assert raw.answer().json == {"status": "ok"}
+
+
+def test_options(port: int) -> None:
+    got = asked(port, request("OPTIONS", "/plain/ask"))
+    assert (got.status, got.headers["allow"]) == (204, "POST, HEAD, OPTIONS")
+    assert asked(port, request("OPTIONS", "*")).status == 204
+    assert asked(port, request("OPTIONS", "/nowhere")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([], 200),
+        (["Content-Type: application/json"], 200),
+        (["Content-Type: application/json; charset=UTF-8"], 200),
+        (["Content-Type: application/problem+json"], 200),
+        (["Content-Type: application/x-www-form-urlencoded"], 200),  # of curl -d
+        (["Content-Type: text/plain;charset=UTF-8"], 200),
+        (["Content-Encoding: identity"], 200),
+        (["Content-Type: application/json; charset=latin-1"], 415),
+        (["Content-Type: multipart/form-data; boundary=x"], 415),
+        (["Content-Type: application/xml"], 415),
+        (["Content-Type: application/octet-stream"], 415),
+        (["Content-Type: "], 415),
+        (["Content-Encoding: gzip"], 415),
+    ],
+)
+def test_content_types(port: int, fields: list[str], status: int) -> None:
+    assert asked(port, request("POST", "/plain/ask", ASK, *fields)).status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is empty"),
+        (b" \r\n", "the body is empty"),
+        (b"[" * 100_000, "nested deeper"),
+        (b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper"),
+        (b'{"a":' * 100_000, "nested deeper"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"text": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"text": "\\ud800"}', "surrogate"),
+        (b'{"text": "", "x": {"\\uDfff": 1}}', "surrogate"),
+        (b'{"text": "", "x": [' + b"1," * MAX_VALUES + b"1]}", "commas"),
+        (b'{"text": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b'{"text": "\x00"}', "not JSON"),
+        (b'{"text": 1}', "text: input should be a valid string"),
+        (b"null", "not a JSON object"),
+        (b'{"text": ""} {}', "not JSON"),
+    ],
+)
+def test_a_wrong_body_is_refused(port: int, body: bytes, said: str) -> None:
+    got = asked(port, request("POST", "/plain/ask", body))
+    assert got.status == 400
+    assert said in got.json["wrong"]
+
+
+def test_a_byte_order_mark_and_whole_pairs_are_taken(port: int) -> None:
+    body = b'\xef\xbb\xbf{"text": "\\ud83d\\ude00"}'
+    assert asked(port, request("POST", "/plain/ask", body)).json == {"text": "Hello"}
+
+
+def test_an_early_answer_waits_for_the_body(port: int) -> None:
+    """As a client that closes behind its answer sends everything first."""
+    with Raw(port) as raw:
+        raw.send(request("POST", "/nowhere", bytes(8 << 20), "Connection: close"))
+        assert raw.answer().status == 404
+        assert raw.ended()
+
+
+def test_images_are_refused_where_the_model_has_no_eyes() -> None:
+    body = b'{"text": "", "image": true}'
+    backend = ScriptedBackend(SCRIPT)
+    with wired(create_app(backend, [plain()])) as port:
+        for path in ("/plain/ask", "/plain/count"):
+            got = asked(port, request("POST", path, body))
+            assert (got.status, got.json["code"]) == (400, "unsupported_image")
+    assert backend.requests == []
+    with wired(create_app(ScriptedBackend(SCRIPT, replace(CARD, vision=True)), [plain()])) as port:
+        assert asked(port, request("POST", "/plain/ask", body)).status == 200
+
+
+def test_ignored_fields_are_named_and_logged_once(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"text": "", "zeal": 1, "bad\r\nx: y": 2, "é": 3, "a" * 2000: 4}).encode()
+    with caplog.at_level(logging.INFO, "headrace.serve.app"):
+        first, second = (asked(port, request("POST", "/plain/ask", body)) for _ in range(2))
+    named = "zeal, bad%0D%0Ax%3A%20y, %C3%A9, " + "a" * 100
+    assert (
+        first.headers["x-headrace-ignored-fields"]
+        == second.headers["x-headrace-ignored-fields"]
+        == named
+    )
+    assert "x" not in first.headers
+    assert sum("the field zeal has no effect" in m for m in caplog.messages) == 1
+    many = json.dumps({"text": "", **{f"field{i}": 1 for i in range(500)}}).encode()
+    header = asked(port, request("POST", "/plain/ask", many)).headers["x-headrace-ignored-fields"]
+    assert len(header) <= 1100
+    assert header.endswith(", ...")
+
+
+def test_a_large_body_is_opened_apart_and_others_are_answered() -> None:
+    entered, told = threading.Event(), threading.Event()
+
+    def opening(ask: Ask, context: Context) -> Exchange | Json:
+        entered.set()
+        return {"told": told.wait(20)}
+
+    with (
+        wired(create_app(ScriptedBackend(SCRIPT), [plain(opening)])) as port,
+        ThreadPoolExecutor() as pool,
+    ):
+        body = json.dumps({"text": "x" * INLINE}).encode()
+        slow = pool.submit(asked, port, request("POST", "/plain/ask", body))
+        assert entered.wait(20)
+        assert asked(port, request("GET", "/health")).status == 200
+        told.set()
+        assert slow.result().json == {"told": True}
+
+
+def streamed(port: int) -> tuple[int, bytes, bool]:
+    """Status and body of a streamed answer, and whether it was ended as HTTP ends one."""
+    with Raw(port) as raw:
+        raw.send(request("POST", "/plain/ask", STREAM))
+        got, out = raw.head(), b""
+        if "content-length" in got.headers:
+            return got.status, raw._file.read(int(got.headers["content-length"])), True
+        while size := int(raw.line() or b"0", 16):
+            out += raw._file.read(size)
+            assert raw._file.read(2) == b"\r\n"
+        return got.status, out, raw._file.peek(2)[:2] == b"\r\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_the_first_event_is_a_status(stream: bool) -> None:
+    backend = ScriptedBackend([Failed(Failure(503, "insufficient_memory", "no room"))])
+    with wired(create_app(backend, [plain()])) as port:
+        got = asked(port, request("POST", "/plain/ask", STREAM if stream else ASK))
+        assert (got.status, got.json) == (503, {"wrong": "no room", "code": "insufficient_memory"})
+        assert got.headers["retry-after"] == "1"
+
+
+def test_a_failure_in_mid_stream_is_the_dialects_last_frame() -> None:
+    backend = ScriptedBackend(
+        [Started(3, 0), TextDelta("So"), Failed(Failure(500, "inference_error", "x"))]
+    )
+    with wired(create_app(backend, [plain()])) as port:
+        assert streamed(port) == (200, b'{"text": "So"}\n{"failed": "inference_error"}\n', True)
+        assert asked(port, request("POST", "/plain/ask", ASK)).status == 500
+
+
+class Breaks(ScriptedRunning):
+    async def next(self) -> Event | None:
+        if len(self.taken) == 2:
+            raise RuntimeError("broken")
+        return await super().next()
+
+
+def test_a_backend_that_breaks_in_mid_stream_is_a_failure() -> None:
+    class Backend(ScriptedBackend):
+        def submit(self, request: object, *, request_id: str, arrived: float) -> ScriptedRunning:
+            self.runs.append(Breaks(list(SCRIPT)))  # type: ignore[arg-type]
+            return self.runs[-1]
+
+    with wired(create_app(Backend(), [plain()])) as port:
+        assert streamed(port) == (200, b'{"text": "Hello"}\n{"failed": "inference_error"}\n', True)
+        got = asked(port, request("POST", "/plain/ask", ASK))
+        assert (got.status, got.json["wrong"]) == (500, "internal error: RuntimeError")
+
+
+def test_a_dialect_that_breaks_never_looks_like_an_end() -> None:
+    class Broken(PlainExchange):
+        def push(self, event: Event) -> Iterator[bytes]:
+            if isinstance(event, Finished):
+                raise RuntimeError("broken")
+            return super().push(event)
+
+    def opening(ask: Ask, context: Context) -> Exchange | Json:
+        if ask.text == "Hi":
+            return Broken(ask)
+        raise RuntimeError("secret")
+
+    with wired(create_app(ScriptedBackend(SCRIPT), [plain(opening)])) as port:
+        assert streamed(port) == (200, b'{"text": "Hello"}\n', False)
+        got = asked(port, request("POST", "/plain/ask", b'{"text": ""}'))
+        assert (got.status, got.json) == (
+            500,
+            {"wrong": "internal error: RuntimeError", "code": "inference_error"},
+        )
+        assert asked(port, request("GET", "/health")).status == 200
+
+
+def test_silence_is_filled() -> None:
+    script = [Started(3, 0), 0.2, TextDelta("So"), Finished("stop", Usage())]
+    with wired(create_app(ScriptedBackend(script), [plain()], keepalive=0.02)) as port:
+        status, body, ended = streamed(port)
+    assert (status, ended, body.strip(b"\n")) == (200, True, b'{"text": "So"}\n{"done": "stop"}')
+    assert body.startswith(b"\n")
