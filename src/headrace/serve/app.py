@@ -20,8 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.errors import HeadraceError
 from headrace.serve import guard
 from headrace.serve.backend import Backend, Running
-from headrace.serve.body import apart, check_type, parsed, received
-from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Generate, Tell
+from headrace.serve.body import Room, apart, check_type, parsed, received
+from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Tell
 from headrace.serve.events import Event, Failed, Failure, Started, collected
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.guard import Policy
@@ -54,8 +54,10 @@ def create_app(
     *,
     policy: Policy | None = None,
     keepalive: float = KEEPALIVE_SECONDS,
+    room: Room | None = None,
 ) -> App:
-    """An application that serves `dialects` (modules of `serve.dialects`). keepalive: seconds of silence."""
+    """An application that serves `dialects` (modules of `serve.dialects`). keepalive: seconds of silence; room: for
+    bodies."""
     description: Json = {}
     own = (
         Tell("GET", "/health", lambda _body, _context: {"status": "ok"}),
@@ -63,18 +65,21 @@ def create_app(
     )
     table, policy = Table(dialects, own), policy or Policy()
     description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
-    return App(table, policy, Served(backend, table, policy, keepalive))
+    return App(table, policy, Served(backend, table, policy, keepalive, room or Room()))
 
 
 class Served:
     """All endpoints as one ASGI application."""
 
-    def __init__(self, backend: Backend, table: Table, policy: Policy, keepalive: float) -> None:
+    def __init__(
+        self, backend: Backend, table: Table, policy: Policy, keepalive: float, room: Room
+    ) -> None:
         self._backend = backend
         self._table = table
         self._policy = policy
         self._keepalive = keepalive
         self._logged: set[str] = set()
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,22 +125,19 @@ class Served:
     async def _serve(
         self, endpoint: Endpoint, context: Context, http: HttpRequest, answer: Answer
     ) -> None:
-        data = b""
-        if endpoint.body is not None:
-            check_type(context.headers)
-            data = await received(answer.body())
-        if isinstance(endpoint, Tell):
-            await answer.json(await apart(partial(_told, endpoint, data, context), len(data)))
-            return
-        opened = await apart(partial(_opened, endpoint, data, context), len(data))
+        with self._room.share() as share:
+            data = b""
+            if endpoint.body is not None:
+                check_type(context.headers)
+                data = await received(answer.body(), share)
+            opened = await apart(partial(_opened, endpoint, data, context), len(data))
         if isinstance(opened, dict):
             await answer.json(opened)
         elif isinstance(endpoint, Count):
             assert isinstance(opened, Request)
             self._check_images(opened)
             await answer.json(endpoint.whole(await self._backend.count(opened)))
-        else:
-            assert isinstance(opened, Exchange)
+        elif isinstance(opened, Exchange):
             self._check_images(opened.request)
             await self._generate(opened, context, http, answer)
 
@@ -253,13 +255,13 @@ def _endpoint(place: Place, method: str) -> Endpoint | None:
     return place.endpoints.get("GET" if method == "HEAD" else method)
 
 
-def _opened(endpoint: Generate | Count, data: bytes, context: Context) -> Exchange | Request | Json:
-    return endpoint.open(read(endpoint.body, parsed(data)), context)
-
-
-def _told(endpoint: Tell, data: bytes, context: Context) -> Json:
+def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Request | Json:
     body = None if endpoint.body is None else read(endpoint.body, parsed(data))
-    return endpoint.answer(body, context)
+    return (
+        endpoint.answer(body, context)
+        if isinstance(endpoint, Tell)
+        else endpoint.open(body, context)
+    )
 
 
 async def _stream(

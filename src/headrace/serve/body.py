@@ -6,7 +6,9 @@ import asyncio
 import codecs
 import json
 import re
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.serve.failure import RequestError
@@ -14,7 +16,8 @@ from headrace.serve.head import MAX_BODY, too_large
 from headrace.serve.validation import decoded
 
 INLINE = 16 << 10  # bytes; parsing more than that is a thread's
-MAX_VALUES = 500_000  # commas; C code that parses so many holds the interpreter for some 100 ms
+MAX_BODIES = 256 << 20  # bytes of all that are being read
+MAX_VALUES = 100_000  # C code that makes more of them holds the interpreter for too long
 
 # Browsers and `curl -d` name the last three for text that is JSON.
 _JSON = re.compile(
@@ -40,14 +43,67 @@ def check_type(headers: Mapping[str, str]) -> None:
         )
 
 
-async def received(parts: AsyncIterable[bytes]) -> bytes:
-    """The whole body. Raises RequestError for one over the limit."""
-    out, size = [], 0
+class Room:
+    """Bytes of bodies that may be in memory at a time, of all requests together."""
+
+    def __init__(self, size: int = MAX_BODIES) -> None:
+        self.free = size
+
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        """One request's part, given back behind the block."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.drop()
+
+    def take(self, size: int) -> bool:
+        """Whether there was room for so much more."""
+        if size > self.free:
+            return False
+        self.free -= size
+        return True
+
+
+@dataclass
+class Share:
+    """What one request holds of a room."""
+
+    room: Room
+    held: int = 0
+
+    def take(self, size: int) -> bool:
+        """Whether there was room for so much more."""
+        taken = self.room.take(size)
+        self.held += size if taken else 0
+        return taken
+
+    def drop(self) -> None:
+        """Give it back."""
+        self.room.free += self.held
+        self.held = 0
+
+
+async def received(parts: AsyncIterable[bytes], share: Share) -> bytes:
+    """The whole body. Raises RequestError for one over the limit, or over what all may have, which is read to its end
+    all the same, for many clients read no answer before they have sent everything."""
+    out: list[bytes] = []
+    size, full = 0, False
     async for part in parts:
         size += len(part)
         if size > MAX_BODY:
             raise too_large()
-        out.append(part)
+        full = full or not share.take(len(part))
+        if full:
+            out.clear()
+            share.drop()
+        else:
+            out.append(part)
+    if full:
+        raise RequestError(
+            "too many large bodies are being sent", status=503, code="too_many_bodies"
+        )
     return b"".join(out)
 
 
@@ -56,12 +112,22 @@ def parsed(body: bytes) -> dict[str, Any]:
     body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip(b" \t\r\n"):
         raise RequestError("the body is empty; it has to be a JSON object")
-    if body.count(b",") > MAX_VALUES:
-        raise RequestError(f"the body has more than {MAX_VALUES:,} commas")
+    if _crowded(body):
+        raise RequestError(f"the body has more than {MAX_VALUES:,} values")
     value = decoded(body)
     if _SURROGATE.search(body):
         _check_text(value)
     return value
+
+
+def _crowded(body: bytes) -> bool:
+    """Whether a body has more commas outside of its strings than there may be values, or far more strings."""
+    if body.count(b",") <= MAX_VALUES:
+        return False
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 4 * MAX_VALUES:
+        return True
+    return sum(part.count(b",") for part in plain.split(b'"')[::2]) > MAX_VALUES
 
 
 def _check_text(value: Any) -> None:

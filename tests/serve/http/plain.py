@@ -75,8 +75,8 @@ class Dialect:
     """Stands for a module."""
 
     ENDPOINTS: tuple[Endpoint, ...]
-    error: Callable[[Failure], Json] = error
-    __name__: str = "headrace.serve.dialects.plain"
+    error: Callable[[Failure], Json]
+    __name__: str
 
 
 def plain(opening: Callable[[Any, Context], Exchange | Json] = _exchange) -> Any:
@@ -94,5 +94,7 @@ def plain(opening: Callable[[Any, Context], Exchange | Json] = _exchange) -> Any
             Tell("GET", "/plain/things/{id}", _thing),
             Tell("DELETE", "/plain/things/{id}", _thing),
             Tell("POST", "/plain/named", lambda body, context: {"name": body.name}, Name),
-        )
+        ),
+        error,
+        "tests.plain",
     )

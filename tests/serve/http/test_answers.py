@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.serve.app import create_app
-from headrace.serve.body import INLINE, MAX_VALUES
+from headrace.serve.body import INLINE, MAX_VALUES, Room
 from headrace.serve.dialect import Context, Exchange
 from headrace.serve.events import (
     Event,
@@ -25,7 +25,7 @@ from headrace.serve.events import (
 )
 from headrace.serve.request import Json
 from serve.http.plain import Ask, PlainExchange, plain
-from serve.http.wired import Raw, asked, request, wired
+from serve.http.wired import Raw, asked, request, wait, wired
 from serve.scripted import CARD, ScriptedBackend, ScriptedRunning
 
 SCRIPT = [Started(3, 0), TextDelta("Hello"), Finished("stop", Usage(3, 0, 1))]
@@ -136,7 +136,9 @@ def test_content_types(port: int, fields: list[str], status: int) -> None:
         (b'{"text": "\xed\xa0\x80"}', "not UTF-8"),
         (b'{"text": "\\ud800"}', "surrogate"),
         (b'{"text": "", "x": {"\\uDfff": 1}}', "surrogate"),
-        (b'{"text": "", "x": [' + b"1," * MAX_VALUES + b"1]}", "commas"),
+        (b'{"text": "", "x": [' + b"1," * MAX_VALUES + b"1]}", "more than 100,000 values"),
+        (b'{"text": "", "x": [' + b'"\\\\",' * MAX_VALUES + b'"," ]}', "more than 100,000 values"),
+        (b'{"text": "", "x": [' + b'"","",' * MAX_VALUES + b"1]}", "more than 100,000 values"),
         (b'{"text": ' + b"1" * 5000 + b"}", "not JSON"),
         (b'{"text": "\x00"}', "not JSON"),
         (b'{"text": 1}', "text: input should be a valid string"),
@@ -155,12 +157,39 @@ def test_a_byte_order_mark_and_whole_pairs_are_taken(port: int) -> None:
     assert asked(port, request("POST", "/plain/ask", body)).json == {"text": "Hello"}
 
 
+def test_commas_in_text_are_no_values(port: int) -> None:
+    body = b'{"text": "' + b',\\",\\\\,' * MAX_VALUES + b'"}'
+    assert asked(port, request("POST", "/plain/ask", body)).json == {"text": "Hello"}
+
+
 def test_an_early_answer_waits_for_the_body(port: int) -> None:
     """As a client that closes behind its answer sends everything first."""
     with Raw(port) as raw:
         raw.send(request("POST", "/nowhere", bytes(8 << 20), "Connection: close"))
         assert raw.answer().status == 404
         assert raw.ended()
+
+
+def test_bodies_share_a_room_and_leave_it() -> None:
+    room = Room(1 << 20)
+    with (
+        wired(create_app(ScriptedBackend(SCRIPT), [plain()], room=room)) as port,
+        Raw(port) as half,
+    ):
+        half.send(request("POST", "/plain/ask", b'{"text": "' + b"x" * 600_000 + b'"}')[:-2])
+        wait(lambda: room.free < 450_000)
+        large = request(
+            "POST", "/plain/ask", b'{"text": "' + b"x" * 600_000 + b'"}', "Connection: close"
+        )
+        for _ in range(3):
+            got = asked(port, large)
+            assert (got.status, got.json["code"]) == (503, "too_many_bodies")
+        assert asked(port, request("POST", "/plain/ask", ASK)).status == 200
+        half.send(b'"}')
+        assert half.answer().status == 200
+        for _ in range(3):
+            assert asked(port, large).status == 200
+        wait(lambda: room.free == 1 << 20)
 
 
 def test_images_are_refused_where_the_model_has_no_eyes() -> None:

@@ -195,9 +195,8 @@ def test_connections_far_over_the_limit_are_dropped() -> None:
     ):
         for _ in range(4):
             stack.enter_context(Raw(port))
-        with Raw(port) as raw:
-            with suppress(ConnectionResetError):
-                assert raw.ended()
+        with Raw(port) as raw, suppress(ConnectionResetError):
+            assert raw.ended()
 
 
 def test_a_reader_that_takes_nothing_is_cut_off() -> None:
