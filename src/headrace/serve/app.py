@@ -219,14 +219,16 @@ class Answer:
         self._unread = False
         return self._http.stream()
 
-    async def start(self, status: int, headers: guard.Pairs) -> None:
-        pairs = [*self._always, *self.headers, *headers]
+    async def start(self, status: int, headers: guard.Pairs, default: guard.Pairs = ()) -> None:
+        """default: headers that the answer's own may replace."""
+        pairs = {name.lower(): value for name, value in (*default, *self.headers, *headers)}
+        pairs.update(self._always)
         if self._unread and "expect" in self._http.headers:
-            pairs.append(("connection", "close"))
+            pairs["connection"] = "close"
         elif self._unread:
             async for _ in self.body():
                 pass
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in pairs.items()]
         self.begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -269,7 +271,7 @@ async def _stream(
 ) -> None:
     """Send what the dialect makes of every event, and something when nothing happens for a while."""
     kind = [("content-type", exchange.media_type), ("cache-control", "no-cache")]
-    await answer.start(200, kind)
+    await answer.start(200, (), kind)
     event: Event | None = first
     rest = _rest(running)
     while event is not None:

@@ -1,10 +1,9 @@
-"""The server as it listens in earnest, in a thread of the test, and a client that says exactly the bytes it is told."""
+"""A client that says exactly the bytes it is told, and a server that is less patient than in earnest."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from headrace.serve.app import App
 from headrace.serve.protocol import Limits
-from headrace.serve.server import listening, server
+from serve.served import served
 
 QUICK = replace(Limits(), tick_seconds=0.02, ending_pause=0.5, ending_seconds=5.0)
 
@@ -21,17 +20,8 @@ QUICK = replace(Limits(), tick_seconds=0.02, ending_pause=0.5, ending_seconds=5.
 @contextmanager
 def wired(app: App, limits: Limits = QUICK) -> Iterator[int]:
     """The port of `app`, which is served inside the block."""
-    with listening(port=0) as listener:
-        running = server(app, limits)
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait(lambda: running.started)
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            running.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+    with served(app, limits) as url:
+        yield int(url.rpartition(":")[2])
 
 
 def wait(what: Callable[[], Any]) -> None:
