@@ -22,7 +22,7 @@ from headrace.serve import guard
 from headrace.serve.backend import Backend, Running
 from headrace.serve.body import Room, apart, check_type, parsed, received
 from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Tell
-from headrace.serve.events import Event, Failed, Failure, Started, collected
+from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.guard import Policy
 from headrace.serve.openapi import described
@@ -168,16 +168,14 @@ class Served:
             raise ended[0]
 
     async def _tell(self, exchange: Exchange, running: Running, path: str, answer: Answer) -> None:
-        first = await running.next()
+        events = _events(running)
+        first = await anext(events)
         if isinstance(first, Failed):
             await self._fail(first.failure, path, answer)
-        elif first is not None and exchange.stream:
-            await _stream(exchange, first, running, self._keepalive, answer)
-        elif first is not None:
-            events = [first, *[event async for event in _rest(running)]]
-            if isinstance(events[-1], Started):  # cancelled: nobody is there
-                return
-            reply = collected(events)
+        elif exchange.stream:
+            await _stream(exchange, first, events, self._keepalive, answer)
+        else:
+            reply = collected([first, *[event async for event in events]])
             if isinstance(reply, Failure):
                 await self._fail(reply, path, answer)
             else:
@@ -267,35 +265,44 @@ def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Req
 
 
 async def _stream(
-    exchange: Exchange, first: Event, running: Running, keepalive: float, answer: Answer
+    exchange: Exchange, event: Event, events: AsyncIterator[Event], keepalive: float, answer: Answer
 ) -> None:
-    """Send what the dialect makes of every event, and something when nothing happens for a while."""
+    """Send what the dialect makes of every event, and something when it makes nothing for a while."""
     kind = [("content-type", exchange.media_type), ("cache-control", "no-cache")]
     await answer.start(200, (), kind)
-    event: Event | None = first
-    rest = _rest(running)
-    while event is not None:
+    clock = asyncio.get_running_loop().time
+    told = clock()
+    while True:
         for frame in exchange.push(event):
             await answer.push(frame, more=True)
-        following = asyncio.ensure_future(anext(rest, None))
+            told = clock()
+        if isinstance(event, Finished | Failed):
+            break
+        following = asyncio.ensure_future(anext(events))
         try:
-            while not (await asyncio.wait((following,), timeout=keepalive))[0]:
+            left = max(0.0, told + keepalive - clock())
+            while not (await asyncio.wait((following,), timeout=left))[0]:
                 if frame := exchange.keepalive():
                     await answer.push(frame, more=True)
+                told, left = clock(), keepalive
             event = following.result()
         finally:
             following.cancel()
     await answer.push(b"", more=False)
 
 
-async def _rest(running: Running) -> AsyncIterator[Event]:
-    """What is still to come; a backend that breaks has failed, which the dialect tells in its own way."""
+async def _events(running: Running) -> AsyncIterator[Event]:
+    """Events up to an end. A backend that breaks or gives up has failed, which the dialect tells in its own way."""
     try:
         while (event := await running.next()) is not None:
             yield event
+            if isinstance(event, Finished | Failed):
+                return
     except Exception as error:
         log.exception("a generation failed")
         yield Failed(failure(error))
+        return
+    yield Failed(Failure(503, "cancelled", "the server ended the generation"))
 
 
 async def _gone(http: HttpRequest) -> None:

@@ -23,12 +23,12 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.request import Json
+from headrace.serve.request import Json, Request
 from serve.http.plain import Ask, PlainExchange, plain
 from serve.http.wired import Raw, asked, request, wait, wired
 from serve.scripted import CARD, ScriptedBackend, ScriptedRunning
 
-SCRIPT = [Started(3, 0), TextDelta("Hello"), Finished("stop", Usage(3, 0, 1))]
+SCRIPT: list[Event | float] = [Started(3, 0), TextDelta("Hello"), Finished("stop", Usage(3, 0, 1))]
 ASK = b'{"text": "Hi"}'
 STREAM = b'{"text": "Hi", "stream": true}'
 
@@ -275,22 +275,43 @@ def test_a_failure_in_mid_stream_is_the_dialects_last_frame() -> None:
 
 
 class Breaks(ScriptedRunning):
+    """Raises, or gives up, where the script would end."""
+
+    gives_up = False
+
     async def next(self) -> Event | None:
-        if len(self.taken) == 2:
-            raise RuntimeError("broken")
-        return await super().next()
+        if len(self.script) > 1:
+            return await super().next()
+        if self.gives_up:
+            return None
+        raise RuntimeError("broken")
 
 
-def test_a_backend_that_breaks_in_mid_stream_is_a_failure() -> None:
-    class Backend(ScriptedBackend):
-        def submit(self, request: object, *, request_id: str, arrived: float) -> ScriptedRunning:
-            self.runs.append(Breaks(list(SCRIPT)))  # type: ignore[arg-type]
-            return self.runs[-1]
+class GivesUp(Breaks):
+    gives_up = True
 
-    with wired(create_app(Backend(), [plain()])) as port:
-        assert streamed(port) == (200, b'{"text": "Hello"}\n{"failed": "inference_error"}\n', True)
+
+class BrokenBackend(ScriptedBackend):
+    def __init__(self, script: list[Event | float], kind: type[Breaks]) -> None:
+        super().__init__(script)
+        self._kind = kind
+
+    def submit(self, request: Request, *, request_id: str, arrived: float) -> ScriptedRunning:
+        self.runs.append(self._kind(list(SCRIPT[: len(self.script)])))  # type: ignore[arg-type]
+        return self.runs[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"), [(Breaks, 500, "inference_error"), (GivesUp, 503, "cancelled")]
+)
+def test_a_backend_that_does_not_end_has_failed(kind: type[Breaks], status: int, code: str) -> None:
+    last = f'{{"failed": "{code}"}}\n'.encode()
+    with wired(create_app(BrokenBackend(list(SCRIPT), kind), [plain()])) as port:
+        assert streamed(port) == (200, b'{"text": "Hello"}\n' + last, True)
         got = asked(port, request("POST", "/plain/ask", ASK))
-        assert (got.status, got.json["wrong"]) == (500, "internal error: RuntimeError")
+        assert (got.status, got.json["code"]) == (status, code)
+    with wired(create_app(BrokenBackend(SCRIPT[:1], kind), [plain()])) as port:
+        assert streamed(port)[0] == status
 
 
 def test_a_dialect_that_breaks_never_looks_like_an_end() -> None:
@@ -313,6 +334,21 @@ def test_a_dialect_that_breaks_never_looks_like_an_end() -> None:
             {"wrong": "internal error: RuntimeError", "code": "inference_error"},
         )
         assert asked(port, request("GET", "/health")).status == 200
+
+
+def test_http_1_0_gets_a_stream_that_ends_with_the_connection(port: int) -> None:
+    with Raw(port) as raw:
+        raw.send(b"POST /plain/ask HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(STREAM) + STREAM)
+        assert "transfer-encoding" not in raw.head().headers
+        assert raw._file.read() == b'{"text": "Hello"}\n{"done": "stop"}\n'
+
+
+def test_events_of_which_nothing_is_told_are_silence() -> None:
+    started: list[Event | float] = [Started(3, 0), 0.01] * 60
+    with wired(
+        create_app(ScriptedBackend([*started, SCRIPT[-1]]), [plain()], keepalive=0.1)
+    ) as port:
+        assert streamed(port)[1].startswith(b"\n\n")
 
 
 def test_silence_is_filled() -> None:
