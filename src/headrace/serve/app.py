@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from urllib.parse import quote
@@ -87,16 +88,17 @@ class Served:
         http = HttpRequest(scope, receive)
         headers = {name.lower(): value for name, value in http.headers.items()}
         answer = Answer(http, send, guard.cors(headers.get("origin"), self._policy))
-        try:
-            await self._answer(http, headers, answer)
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            if answer.begun:  # the server cuts the connection, which no client takes for an end
+        with suppress(ClientDisconnect):
+            try:
+                await self._answer(http, headers, answer)
+            except ClientDisconnect:
                 raise
-            if not isinstance(error, HeadraceError):
-                log.exception("a request failed")
-            await self._fail(failure(error), scope["path"], answer)
+            except Exception as error:
+                if answer.begun:  # the server cuts the connection, which no client takes for an end
+                    raise
+                if not isinstance(error, HeadraceError):
+                    log.exception("a request failed")
+                await self._fail(failure(error), scope["path"], answer)
 
     async def _answer(self, http: HttpRequest, headers: Mapping[str, str], answer: Answer) -> None:
         path, method = http.scope["path"], http.method

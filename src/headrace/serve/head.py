@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headrace.serve.failure import INVALID, RequestError
 
 MAX_HEAD = 64 << 10  # bytes, with the blank line
+MAX_FIELDS = 1000
 MAX_BODY = 32 << 20  # bytes
 
 _END = re.compile(rb"\n\r?\n")
@@ -89,6 +90,12 @@ def read_head(raw: bytes) -> Head:
         raise RequestError("the request line is malformed")
     if line[3] != b"1" or line[4] not in (b"0", b"1"):
         raise RequestError("this server speaks HTTP/1.1", status=505, code="version_not_supported")
+    if len(lines) - 3 > MAX_FIELDS:
+        raise RequestError(
+            f"the request has more than {MAX_FIELDS:,} headers",
+            status=431,
+            code="headers_too_large",
+        )
     minor = int(line[4])
     fields = tuple(_field(line) for line in lines[1:-2])
     target, authority = _target(line[1].decode(), line[2].decode())

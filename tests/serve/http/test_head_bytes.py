@@ -8,7 +8,7 @@ import pytest
 
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.head import MAX_BODY, MAX_HEAD
+from headrace.serve.head import MAX_BODY, MAX_FIELDS, MAX_HEAD
 from serve.http.plain import plain
 from serve.http.wired import Raw, asked, request, wired
 from serve.scripted import ScriptedBackend
@@ -104,6 +104,13 @@ def test_a_head_is_measured_as_a_whole(port: int, step: int) -> None:
     assert asked(port, padded(MAX_HEAD), step=step).status == 200
     got = asked(port, padded(MAX_HEAD + 1), step=step)
     assert (got.status, got.json["code"]) == (431, "headers_too_large")
+
+
+def test_headers_are_counted(port: int) -> None:
+    assert (
+        asked(port, request("GET", "/plain/model", b"", *["a:"] * (MAX_FIELDS - 1))).status == 200
+    )
+    assert asked(port, request("GET", "/plain/model", b"", *["a:"] * MAX_FIELDS)).status == 431
 
 
 def test_a_head_without_an_end_is_refused_at_the_limit(port: int) -> None:
