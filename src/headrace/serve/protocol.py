@@ -237,7 +237,10 @@ class Connection(H11Protocol):
         self.transport.write(head if self._input[:5] == b"HEAD " else head + body)
         self._input.clear()
         self._enter("ending")
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client was faster to leave
+            self.transport.abort()
         self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
