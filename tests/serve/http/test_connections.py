@@ -168,24 +168,34 @@ def test_an_idle_connection_is_closed_and_a_used_one_kept() -> None:
 
 
 def test_too_many_connections_are_told_so() -> None:
-    with (
-        serving([], replace(QUICK, connections=3, head_seconds=30)) as (port, _),
-        ExitStack() as stack,
-    ):
+    limits = replace(QUICK, connections=3)
+    with serving([Started(3, 0), HANGING, DONE], limits) as (port, backend), ExitStack() as stack:
         held = [stack.enter_context(Raw(port)) for _ in range(3)]
         for raw in held:
-            raw.send(request("GET", "/health"))
-            assert raw.answer().status == 200
+            raw.send(request("POST", "/plain/ask", ASK))
+        wait(lambda: len(backend.runs) == 3)
         with Raw(port) as late:
             late.send(request("POST", "/plain/ask", ASK))
             got = late.answer()
             assert (got.status, got.json["code"]) == (503, "too_many_connections")
             assert got.headers["retry-after"] == "1"
             assert late.ended()
-        held[0].send(request("GET", "/health"))
-        assert held[0].answer().status == 200
+        assert len(backend.runs) == 3
         held[0].close()
         wait(lambda: asked(port, request("GET", "/health")).status == 200)
+
+
+def test_idle_connections_make_room() -> None:
+    with serving([], replace(QUICK, connections=2)) as (port, _), ExitStack() as stack:
+        held = []
+        for _ in range(3):
+            held.append(stack.enter_context(Raw(port)))
+            held[-1].send(request("GET", "/health"))
+            assert held[-1].answer().status == 200
+        assert held[0].ended()  # it had waited longest
+        for raw in held[1:]:
+            raw.send(request("GET", "/health"))
+            assert raw.answer().status == 200
 
 
 def test_connections_far_over_the_limit_are_dropped() -> None:
