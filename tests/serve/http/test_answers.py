@@ -134,11 +134,6 @@ def test_content_types(port: int, fields: list[str], status: int) -> None:
         (b'{"a":' * 100_000, "nested deeper"),
         (b"\xff\xfe{}", "not UTF-8"),
         (b'{"text": "\xed\xa0\x80"}', "not UTF-8"),
-        (b'{"text": "\\ud800"}', "surrogate"),
-        (b'{"text": "", "x": {"\\uDfff": 1}}', "surrogate"),
-        (b'{"text": "", "x": [' + b"1," * MAX_VALUES + b"1]}", "more than 100,000 values"),
-        (b'{"text": "", "x": [' + b'"\\\\",' * MAX_VALUES + b'"," ]}', "more than 100,000 values"),
-        (b'{"text": "", "x": [' + b'"","",' * MAX_VALUES + b"1]}", "more than 100,000 values"),
         (b'{"text": ' + b"1" * 5000 + b"}", "not JSON"),
         (b'{"text": "\x00"}', "not JSON"),
         (b'{"text": 1}', "text: input should be a valid string"),
@@ -155,6 +150,15 @@ def test_a_wrong_body_is_refused(port: int, body: bytes, said: str) -> None:
 def test_a_byte_order_mark_and_whole_pairs_are_taken(port: int) -> None:
     body = b'\xef\xbb\xbf{"text": "\\ud83d\\ude00"}'
     assert asked(port, request("POST", "/plain/ask", body)).json == {"text": "Hello"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [b"1," * MAX_VALUES + b"1", b'"\\\\",' * MAX_VALUES + b'","', b'"","",' * MAX_VALUES + b"1"],
+)
+def test_more_values_than_can_be_read_at_once_are_refused(port: int, values: bytes) -> None:
+    got = asked(port, request("POST", "/plain/ask", b'{"text": "", "x": [' + values + b"]}"))
+    assert (got.status, got.json["code"]) == (413, "request_too_large")
 
 
 def test_commas_in_text_are_no_values(port: int) -> None:
