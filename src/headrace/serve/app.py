@@ -54,7 +54,7 @@ def create_app(
     dialects: Sequence[ModuleType],
     *,
     policy: Policy | None = None,
-    keepalive: float = KEEPALIVE_SECONDS,
+    keepalive: float | None = None,
     room: Room | None = None,
 ) -> App:
     """An application that serves `dialects` (modules of `serve.dialects`). keepalive: seconds of silence; room: for
@@ -65,6 +65,8 @@ def create_app(
         Tell("GET", "/openapi.json", lambda _body, _context: description),
     )
     table, policy = Table(dialects, own), policy or Policy()
+    if keepalive is None:
+        keepalive = KEEPALIVE_SECONDS
     description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
     return App(table, policy, Served(backend, table, policy, keepalive, room or Room()))
 

@@ -38,7 +38,8 @@ class Limits:
 
     head_seconds: for a whole head. body_seconds and body_rate: for a body of so many bytes a second. idle_seconds:
     between requests. stall_seconds: of a reader that takes nothing. ending_*: of what is thrown away behind a refusal.
-    ahead_bytes: of requests that were sent before the answer to the one in hand.
+    ahead_bytes: of requests that were sent before the answer to the one in hand. grace_seconds: for answers when the
+    server ends.
     """
 
     connections: int = 256
@@ -53,6 +54,7 @@ class Limits:
     ahead_bytes: int = 1 << 20
     unsent_bytes: int = 64 << 10
     tick_seconds: float = 0.5
+    grace_seconds: int = 10
 
 
 @dataclass

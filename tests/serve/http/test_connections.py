@@ -102,6 +102,19 @@ def test_a_server_that_ends_cancels_nothing_that_is_answered() -> None:
     raw.close()
 
 
+def test_a_server_that_ends_does_not_wait_for_ever() -> None:
+    with serving([Started(3, 0), HANGING, DONE], replace(QUICK, grace_seconds=1)) as (
+        port,
+        backend,
+    ):
+        raw = Raw(port)
+        raw.send(request("POST", "/plain/ask", STREAM))
+        assert raw.head().status == 200
+    assert backend.runs[0].cancelled
+    assert raw.ended()
+    raw.close()
+
+
 @pytest.mark.parametrize("step", [1, 20])
 def test_a_head_that_comes_too_slowly_is_cut_off(step: int) -> None:
     with serving([], replace(QUICK, head_seconds=0.2)) as (port, _), Raw(port) as raw:
