@@ -81,7 +81,7 @@ def test_chat_streams() -> None:
 
 
 def test_generate() -> None:
-    with connected() as (client, backend):
+    with connected(card=replace(CARD, vision=True)) as (client, backend):
         reply = client.generate(MODEL, "Hello", system="Be brief.", keep_alive="5m", images=[PNG])
     assert (reply.response, reply.thinking, reply.done_reason) == ("Héllo", "Hm.", "stop")
     system, user = backend.requests[0].turns
