@@ -80,7 +80,7 @@ class JsonText:
         if self._expect in ("key", "first key") and char == '"':
             self._is_key = True
             return self._put(char, "string", at)
-        self.error = f"{char!r} where {_NAMES[self._expect]} was expected"
+        self.error = self.error or f"{char!r} where {_NAMES[self._expect]} was expected"
         return at
 
     def _put(self, text: str, expect: str, at: int) -> int:
