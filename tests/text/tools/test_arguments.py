@@ -145,6 +145,25 @@ def test_what_is_no_json_is_an_error(text: str) -> None:
     assert whole(text).error
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"\ud83d\ude42"', "🙂"),
+        (r'"\ud83d"', "\ufffd"),
+        (r'"\ud83dx"', "\ufffdx"),
+        (r'"\ude42"', "\ufffd"),
+        (r'"\ud83d\ud83d\ude42"', "\ufffd🙂"),
+        (r'"\ud83d\n"', "\ufffd\n"),
+        (r'"\ud83d\u0041"', "\ufffdA"),
+    ],
+)
+def test_halves_of_pairs_are_replaced(text: str, value: str) -> None:
+    """No UTF-8 can hold them, and so no reply."""
+    found = whole(text)
+    assert not found.error
+    assert json.loads(found.out()) == value
+
+
 def test_depth_is_bounded() -> None:
     assert not whole("[" * MAX_DEPTH + "]" * MAX_DEPTH).error
     assert "nested" in whole("[" * (MAX_DEPTH + 1)).error

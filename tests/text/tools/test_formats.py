@@ -27,8 +27,19 @@ def test_every_other_template_gets_its_tools_as_text(template: str | None) -> No
 @pytest.mark.parametrize("name", ALL)
 def test_tags_are_control_tokens_where_the_vocabulary_says_so(name: str) -> None:
     form = detect(ALL[name], ["<s>", *detect(ALL[name]).tags])
-    assert form.controls == frozenset(form.tags)
-    assert all(map(form.is_control, form.tags))
+    assert form.controls == (frozenset(form.tags) if form.native else frozenset())
+    assert form.is_control(form.tags[0]) == form.native
+
+
+def test_a_prompt_may_end_within_reasoning() -> None:
+    form = detect(ALL["qwen-xml"])
+    assert form.opens_reasoning("…<|im_start|>assistant\n<think>\n")
+    assert not form.opens_reasoning("…<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not replace(form, think=None).opens_reasoning("<think>\n")
+    assert detect(ALL["harmony"]).opens_reasoning(
+        "<|start|>assistant<|channel|>analysis<|message|>"
+    )
+    assert not detect(ALL["harmony"]).opens_reasoning("<|start|>assistant")
 
 
 def test_reasoning_is_known_from_template_or_vocabulary() -> None:
