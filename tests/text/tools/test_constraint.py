@@ -22,6 +22,7 @@ from text.tools.models import (
     TOOLS,
     WEATHER,
     accepts,
+    allowed,
     controlled,
     letters,
     parsed,
@@ -109,6 +110,21 @@ def test_one_call_where_one_is_allowed(vocabularies: Vocabularies, row: Format) 
         for seed in range(4):
             text = written(made, tokenizer, seed, row.tags) or ""
             assert len([p for p in parsed(row, text) if isinstance(p, CallBegun)]) <= 1
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_forced_tokens_are_those_of_the_masks(vocabularies: Vocabularies, row: Format) -> None:
+    """Control tokens included."""
+    made, tokenizer = grammar(vocabularies, row, tools=STRICT, choice="now", parallel=False)
+    walk = made.start()
+    taken = 0
+    while not walk.ended and taken < 100:
+        for token in walk.forced() or [min(allowed(walk.mask()))]:
+            assert token in allowed(walk.mask())
+            walk.advance(token)
+            taken += 1
+    tags = [tokenizer.encode(tag, allow_special=True) for tag in row.controls]
+    assert all(len(ids) == 1 for ids in tags)
 
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
