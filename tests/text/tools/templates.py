@@ -23,12 +23,13 @@ HERMES = """{%- if tools %}<|im_start|>system
 QWEN_XML = """{%- for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}
 {%- if tools %}{% for t in tools %}{{ t.function.name }}{% for name, p in t.function.parameters.properties | items %}{{ name }}{% endfor %}{% endfor %}
 <tool_call> <function=example> <parameter=one> </parameter> </function> </tool_call>{% endif %}
+{%- if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('No user query found in messages.') }}{% endif %}
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}
 {%- for c in m.tool_calls or [] %}{%- set c = c.function %}{{ '\n<tool_call>\n<function=' + c.name + '>\n' }}{% for k, v in c.arguments | items %}{{ '<parameter=' + k + '>\n' }}{{ v if v is string else v | tojson }}{{ '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
 
 # Llama 3.1: one call a message.
-LLAMA = """{{- bos_token }}{% if tools is not none %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{{ '{"name": function name, "parameters": dictionary of argument name and its value}' }}{% endif %}
+LLAMA = """{{- bos_token }}{% set first = messages[1:] if messages[0].role == 'system' else messages %}{% if tools is not none and first | length == 0 %}{{ raise_exception("Cannot put tools in the first user message when there's no first user message!") }}{% endif %}{% if tools is not none %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{{ '{"name": function name, "parameters": dictionary of argument name and its value}' }}{% endif %}
 {%- for m in messages %}
 {%- if not (m.role == 'ipython' or m.role == 'tool' or 'tool_calls' in m) %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}
 {%- elif 'tool_calls' in m %}{% if not m.tool_calls | length == 1 %}{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}

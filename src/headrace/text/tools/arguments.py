@@ -16,6 +16,7 @@ from headrace.text import schema as schemas
 from headrace.text.tools import json_text
 
 MAX_VISITS = 1000  # of schemas, for one argument's types
+MAX_DEPTH = 64
 
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _NUMERIC = {"integer": "number"}
@@ -30,27 +31,37 @@ _IMPLIED = {
 
 def types(root: Mapping[str, Any], schema: object) -> frozenset[str] | None:
     """What a value may be, of `TYPES`; None where the schema does not say. root: what `$ref` points into."""
-    return _Types(dict(root)).of(schema)
+    return _Types(dict(root)).of(schema) or None
 
 
 class _Types:
-    """References that are being followed add nothing; after `MAX_VISITS` nothing more is looked at."""
+    """The least set: a reference that is being followed adds nothing to it. Beyond the bounds nothing is looked at."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._following: set[str] = set()
         self._visits = 0
+        self._depth = 0
 
     def of(self, schema: object) -> frozenset[str] | None:
         self._visits += 1
-        if not isinstance(schema, Mapping) or self._visits > MAX_VISITS:
+        if not isinstance(schema, Mapping) or self._visits > MAX_VISITS or self._depth == MAX_DEPTH:
             return None
+        self._depth += 1
+        try:
+            return self._of(schema)
+        finally:
+            self._depth -= 1
+
+    def _of(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
         found = [self._named(schema), self._valued(schema), self._referred(schema)]
         found += [self._any(schema.get("anyOf")), self._any(schema.get("oneOf"))]
         every = schema.get("allOf")
         found += [self.of(one) for one in every] if isinstance(every, list) else []
-        said = [one for one in found if one is not None]
-        return frozenset.intersection(*said) if said else self._implied(schema)
+        said = [one for one in found if one]
+        if said:
+            return frozenset.intersection(*said)
+        return frozenset() if frozenset() in found else self._implied(schema)
 
     def _named(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
         name = schema.get("type")
@@ -68,8 +79,10 @@ class _Types:
 
     def _referred(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
         ref = schema.get("$ref")
-        if not isinstance(ref, str) or ref in self._following:
+        if not isinstance(ref, str):
             return None
+        if ref in self._following:
+            return frozenset()
         self._following.add(ref)
         try:
             return self.of(schemas.resolve(self._root, ref)[1])

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.text import schema as schemas
 from headrace.text.tools import arguments
 from headrace.text.tools.calls import END_FUNCTION, END_PARAMETER, PARAMETER
-from headrace.text.tools.rules import Rules, declared, parameters, quoted, refusal
+from headrace.text.tools.rules import Rules, check, declared, parameters, quoted, refusal
 from headrace.values import Tool
 
 WRITABLE = re.compile(r"[^\s<>{}\[\]]{1,256}")  # a name that can stand in a tag
@@ -23,6 +23,7 @@ _WHOLE = ("allOf", "anyOf", "oneOf", "patternProperties", "enum", "const")  # of
 
 def function(rules: Rules, index: int, tool: Tool) -> str:
     """The rule of one tool's element, behind `FUNCTION`. Raises GrammarError for what elements can't say exactly."""
+    check(rules.compiler, [tool])
     root, node = _root(tool)
     needed = (
         [k for k in schemas.listed(node, "required") if isinstance(k, str)] if tool.strict else []
@@ -77,7 +78,7 @@ def _in_any_order(rules: Rules, name: str, terms: list[str], needed: list[bool])
 def _value(rules: Rules, tool: Tool, name: str, root: dict[str, Any], schema: object) -> str:
     allowed = arguments.types(root, schema)
     if allowed is None or arguments.is_text(allowed):
-        words = _words(tool, root, schema) if tool.strict and allowed is not None else None
+        words = _words(tool, root, schema) if tool.strict else None
         if words is None:
             return f'{rules.up_to("any_text", END_PARAMETER)} "\\n"'
         term = " | ".join(map(quoted, words))
@@ -103,7 +104,7 @@ def _words(tool: Tool, root: dict[str, Any], schema: object) -> list[str] | None
         if "enum" in option or "const" in option:
             values = option["enum"] if "enum" in option else [option["const"]]
             words += [v for v in values if isinstance(v, str)]
-        elif arguments.is_text(arguments.types(root, option)):
+        elif (kinds := arguments.types(root, option)) is None or arguments.is_text(kinds):
             if not bounds:
                 return None
             raise refusal(tool, "", f"{bounds[0]}: can't be enforced of a string without quotes")

@@ -52,6 +52,13 @@ class Format:
     def _mistral(self) -> bool:
         return self.shape in ("named", "list")
 
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt, or its end with its control tokens, ends within reasoning."""
+        end = prompt.rstrip()
+        if self.shape == "channels":
+            return end.endswith(f"{CHANNEL}analysis{MESSAGE}")
+        return self.think is not None and end.endswith(self.think[0])
+
     def is_control(self, tag: str) -> bool:
         """Whether a tag is a control token of the vocabulary."""
         return tag in self.controls
@@ -84,7 +91,9 @@ def detect(template: str | None, control_names: Iterable[str] = ()) -> Format:
     names = frozenset(control_names)
     row = _row(source)
     row = replace(row, think=_think(source, names) if row is not HARMONY else None)
-    return replace(row, controls=names & frozenset(row.tags))
+    # What a message spells is never a control token, and so tags that messages describe are none.
+    marked = row.tags if row.native else row.think or ()
+    return replace(row, controls=names & frozenset(marked))
 
 
 def _row(source: str) -> Format:
@@ -105,6 +114,6 @@ def _row(source: str) -> Format:
 
 def _think(source: str, names: frozenset[str]) -> tuple[str, str] | None:
     for pair in (THINK, MISTRAL_THINK):
-        if pair[1] in source or set(pair) <= names:
+        if pair[0] in source or pair[1] in source or set(pair) <= names:
             return pair
     return None

@@ -1,8 +1,9 @@
 """One JSON value, checked and put right as it comes, without recursion and without looking back.
 
-Owns what of a model's JSON is forgiven: line ends and other control characters inside strings, which are escaped, and
-numbers that no double holds (1e999, integers of hundreds of digits), which become strings of their text, because JSON
-readers refuse them, or read infinity. Everything else that is not JSON is an error.
+Owns what of a model's JSON is forgiven: line ends and other control characters inside strings, which are escaped;
+halves of surrogate pairs, which become U+FFFD, because no UTF-8 can hold them; and numbers that no double holds (1e999,
+integers of hundreds of digits), which become strings of their text, because JSON readers refuse them, or read
+infinity. Everything else that is not JSON is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import re
 
-MAX_DEPTH = 64  # a message that is replayed with its calls is nested deeper than they are
+MAX_DEPTH = 90  # a message that is replayed with its calls is nested deeper, and conversations are bounded at 100
 MAX_NUMBER = 1 << 16  # characters
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -19,6 +20,7 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _NUMBER_PART = re.compile(r"[-+0-9.eE]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_UNPAIRED = "\\ufffd"
 _WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
@@ -35,7 +37,8 @@ class JsonText:
         self._open = bytearray()  # 1 for an object, 0 for an array
         self._expect = "value"
         self._word = ""
-        self._hex = 0
+        self._hex = ""  # digits of an escape
+        self._high = ""  # the first half of a surrogate pair, while the second may follow
         self._is_key = False
 
     def out(self) -> str:
@@ -80,7 +83,7 @@ class JsonText:
         if self._expect in ("key", "first key") and char == '"':
             self._is_key = True
             return self._put(char, "string", at)
-        self.error = f"{char!r} where {_NAMES[self._expect]} was expected"
+        self.error = self.error or f"{char!r} where {_NAMES[self._expect]} was expected"
         return at
 
     def _put(self, text: str, expect: str, at: int) -> int:
@@ -131,6 +134,8 @@ class JsonText:
 
     def _string(self, text: str, at: int) -> int:
         stop = _PLAIN.match(text, at).end()  # type: ignore[union-attr]
+        if self._high and (stop > at or text[at] != "\\"):
+            self._unpaired()
         self._out.append(text[at:stop])
         if stop == len(text):
             return stop
@@ -157,17 +162,37 @@ class JsonText:
             if not self._word:
                 self._ended()
         elif self._expect == "escape" and char in '"\\/bfnrtu':
-            self._out.append("\\" + char)
-            self._hex = 4
             self._expect = "hex" if char == "u" else "string"
+            if char != "u":
+                self._unpaired()
+                self._out.append("\\" + char)
         elif self._expect == "hex" and char in _HEX:
-            self._out.append(char)
-            self._hex -= 1
-            self._expect = "hex" if self._hex else "string"
+            self._hex += char
+            if len(self._hex) == 4:
+                self._unit()
         else:
             self.error = f"{char!r} in a {'word' if self._expect == 'word' else 'string'}"
             return at
         return at + 1
+
+    def _unit(self) -> None:
+        """An escape of a UTF-16 unit is complete."""
+        digits, self._hex, self._expect = self._hex, "", "string"
+        code, high = int(digits, 16), self._high
+        if 0xDC00 <= code <= 0xDFFF:
+            self._high = ""
+            self._out.append(f"{high}\\u{digits}" if high else _UNPAIRED)
+            return
+        self._unpaired()
+        if 0xD800 <= code <= 0xDBFF:
+            self._high = f"\\u{digits}"
+        else:
+            self._out.append(f"\\u{digits}")
+
+    def _unpaired(self) -> None:
+        if self._high:
+            self._high = ""
+            self._out.append(_UNPAIRED)
 
     def _digits(self, text: str, at: int) -> int:
         stop = _NUMBER_PART.match(text, at).end()  # type: ignore[union-attr]

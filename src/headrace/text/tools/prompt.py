@@ -52,7 +52,7 @@ def conversation(
         _demand(turns, choice)
     if not form.native:
         return _as_text(form, turns, offered, parallel), None
-    turns = _native(form, _joined(turns))
+    turns = _native(form, _joined(_asked(turns)))
     return turns, [_declared(tool) for tool in offered] or None
 
 
@@ -176,6 +176,14 @@ def _declared(tool: Tool) -> Json:
 # For templates with tools
 
 
+def _asked(turns: list[Json]) -> list[Json]:
+    """The user speaks first: templates look for what was asked, or put tools there."""
+    head = int(bool(turns) and turns[0]["role"] == "system")
+    if turns[head:] and turns[head]["role"] == "user":
+        return turns
+    return [*turns[:head], {"role": "user", "content": ""}, *turns[head:]]
+
+
 def _native(form: Format, turns: list[Json]) -> list[Json]:
     if form.single:
         turns = _one_by_one(turns)
@@ -236,17 +244,10 @@ def _alternating(turns: list[Json]) -> list[Json]:
         counted = turn["role"] in ("user", "assistant") and "tool_calls" not in turn
         if counted and turn["role"] != due:
             out.append({"role": due, "content": ""})
-        elif turn["role"] == "assistant" and due == "user" and not counted and not _begun(out):
-            out.append({"role": "user", "content": ""})
-            due = "assistant"
         if counted:
             due = "assistant" if turn["role"] == "user" else "user"
         out.append(turn)
     return out
-
-
-def _begun(turns: list[Json]) -> bool:
-    return any(turn["role"] != "system" for turn in turns)
 
 
 def _thinking(turn: Json) -> Json:

@@ -66,6 +66,7 @@ class Tags:
         self._tags = sorted({t for t in tags if t not in form.controls}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._tags)) or r"(?!)")
         self._begins = frozenset(tag[:n] for tag in self._tags for n in range(1, len(tag)))
+        self._firsts = frozenset(tag[:1] for tag in self._tags)
         self._longest = max(map(len, self._tags), default=0)
 
     def find(self, text: str, at: int) -> tuple[int, str]:
@@ -74,7 +75,9 @@ class Tags:
         if found:
             return found.start(), found[0]
         most = min(self._longest - 1, len(text) - at)
-        held = next((n for n in range(most, 0, -1) if text[-n:] in self._begins), 0)
+        if self._firsts.isdisjoint(text[len(text) - most :]):
+            return len(text), ""
+        held = next((n for n in range(most, 0, -1) if text[len(text) - n :] in self._begins), 0)
         return len(text) - held, ""
 
     def at(self, text: str, at: int) -> str:

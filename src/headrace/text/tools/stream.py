@@ -291,7 +291,7 @@ class StreamParser:
             self._fail(body.error)
 
     def _choose(self, text: str, at: int) -> int:
-        """Behind an opening tag: an object and an element can be told apart, whatever the row says."""
+        """Behind an opening tag: elements, or objects, which models of elements write at times, too."""
         start = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         self._raw.append(text[at:start])
         if start < len(text):

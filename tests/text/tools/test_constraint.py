@@ -1,0 +1,309 @@
+"""Grammars of answers: whatever a model writes within one, the parser takes, and strict arguments validate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from headrace.errors import GrammarError, InputError
+from headrace.text.grammar import Grammar, GrammarCompiler
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.constraint import answer_grammar
+from headrace.text.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL_ARGS, QWEN_XML, Format
+from headrace.text.tools.pieces import CallBegun, CallDone, Malformed, Said
+from headrace.values import Tool
+from text.tools.models import (
+    NOW,
+    ROWS,
+    TOOLS,
+    WEATHER,
+    accepts,
+    allowed,
+    controlled,
+    letters,
+    parsed,
+    reasoning,
+    row_name,
+    written,
+)  # fmt: skip
+
+STRICT = tuple(replace(tool, strict=True) for tool in TOOLS)
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}  # fmt: skip
+NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"], "additionalProperties": False}  # fmt: skip
+
+
+class Vocabularies:
+    """A compiler for every set of control tokens."""
+
+    def __init__(self) -> None:
+        self._made: dict[frozenset[str], tuple[Tokenizer, GrammarCompiler]] = {}
+
+    def of(self, row: Format) -> tuple[Tokenizer, GrammarCompiler]:
+        if row.controls not in self._made:
+            tokenizer = letters(row.controls)
+            self._made[row.controls] = tokenizer, GrammarCompiler(tokenizer)
+        return self._made[row.controls]
+
+
+@pytest.fixture(scope="module")
+def vocabularies() -> Vocabularies:
+    return Vocabularies()
+
+
+def grammar(vocabularies: Vocabularies, row: Format, **options: Any) -> tuple[Grammar, Tokenizer]:
+    tokenizer, compiler = vocabularies.of(row)
+    made = answer_grammar(compiler, row, **options)
+    assert made is not None
+    return made, tokenizer
+
+
+@pytest.mark.parametrize("reasoning_open", [None, False, True])
+@pytest.mark.parametrize("answer", [None, "json", PERSON], ids=["text", "json", "schema"])
+@pytest.mark.parametrize("choice", ["auto", "required", "now"])
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_what_it_allows_the_parser_takes(
+    vocabularies: Vocabularies, row: Format, choice: str, answer: Any, reasoning_open: bool | None
+) -> None:
+    """A model without sense that likes to write tags. No call is broken, no demand unmet, no answer invalid."""
+    phrases = (*row.tags, "</parameter>", "</function>", "<function=now>", '{"name": "x', "[ARGS]")
+    ended = 0
+    for strict in (False, True):
+        tools = STRICT if strict else TOOLS
+        made, tokenizer = grammar(vocabularies, row, tools=tools, choice=choice, answer=answer, reasoning_open=reasoning_open)  # fmt: skip
+        for seed in range(3):
+            text = written(made, tokenizer, seed, phrases)
+            if text is None:
+                continue
+            ended += 1
+            out = parsed(row, text, tools, reasoning_open=bool(reasoning_open), json_answer=answer is not None)  # fmt: skip
+            assert not [p for p in out if isinstance(p, Malformed)], text
+            check(out, tools if strict else (), answer)
+            names = [p.name for p in out if isinstance(p, CallBegun)]
+            assert choice == "auto" or names
+            assert choice != "now" or set(names) == {"now"}
+    assert ended
+
+
+def check(out: list[Any], strict: tuple[Tool, ...], answer: Any) -> None:
+    names = {p.index: p.name for p in out if isinstance(p, CallBegun)}
+    done = [p for p in out if isinstance(p, CallDone)]
+    assert len(done) == len(names)
+    for piece in done:
+        value = json.loads(piece.arguments)
+        assert isinstance(value, dict)
+        for tool in strict:
+            if tool.name == names[piece.index]:
+                jsonschema.validate(value, tool.parameters)
+    said = "".join(p.text for p in out if isinstance(p, Said))
+    if answer is not None and not names:
+        jsonschema.validate(json.loads(said), PERSON if answer == PERSON else {"type": "object"})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_one_call_where_one_is_allowed(vocabularies: Vocabularies, row: Format) -> None:
+    for choice in ("required", "auto"):
+        made, tokenizer = grammar(vocabularies, row, tools=[NOW], choice=choice, parallel=False)
+        for seed in range(4):
+            text = written(made, tokenizer, seed, row.tags) or ""
+            assert len([p for p in parsed(row, text) if isinstance(p, CallBegun)]) <= 1
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_forced_tokens_are_those_of_the_masks(vocabularies: Vocabularies, row: Format) -> None:
+    """Control tokens included."""
+    made, tokenizer = grammar(vocabularies, row, tools=STRICT, choice="now", parallel=False)
+    walk = made.start()
+    taken = 0
+    while not walk.ended and taken < 100:
+        for token in walk.forced() or [min(allowed(walk.mask()))]:
+            assert token in allowed(walk.mask())
+            walk.advance(token)
+            taken += 1
+    tags = [tokenizer.encode(tag, allow_special=True) for tag in row.controls]
+    assert all(len(ids) == 1 for ids in tags)
+
+
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def test_text_and_calls_may_mix(vocabularies: Vocabularies) -> None:
+    for row in (HERMES, controlled(HERMES)):
+        made, tokenizer = grammar(vocabularies, row, tools=TOOLS)
+        for text in (
+            "",
+            "Hi.",
+            CALL,
+            f"One.\n\n{CALL}\n{CALL} <b>",
+            "a < b </tool",
+            '{"name": "x"}',
+        ):
+            assert accepts(made, tokenizer, text), text
+        for text in ('<tool_call>{"name": "delete"', "<tool_call>now", CALL.replace("{}", "[]")):
+            assert not accepts(made, tokenizer, text), text
+
+
+def test_a_demand_allows_nothing_but_calls(vocabularies: Vocabularies) -> None:
+    made, tokenizer = grammar(vocabularies, HERMES, tools=TOOLS, choice="required")
+    assert accepts(made, tokenizer, CALL)
+    assert accepts(made, tokenizer, f"{CALL}\n{CALL}")
+    for text in ("", "Hi.", f"Hi. {CALL}", f"{CALL} Hi.", f"{CALL}{'n' * 3}", CALL + "\n" * 9):
+        assert not accepts(made, tokenizer, text), text
+
+
+def test_an_answer_or_calls(vocabularies: Vocabularies) -> None:
+    made, tokenizer = grammar(vocabularies, HERMES, tools=TOOLS, answer=PERSON)
+    assert accepts(made, tokenizer, '{"age": 5}')
+    assert accepts(made, tokenizer, CALL)
+    assert not accepts(made, tokenizer, "Hi.")
+    assert not accepts(made, tokenizer, f'{CALL}{{"age": 5}}')
+
+
+def test_reasoning_stands_in_front(vocabularies: Vocabularies) -> None:
+    for row in (reasoning(HERMES), controlled(reasoning(HERMES))):
+        made, tokenizer = grammar(vocabularies, row, answer=PERSON, reasoning_open=True)
+        assert accepts(made, tokenizer, 'Hm. {}\n</think>\n\n{"age": 5}')
+        assert not accepts(made, tokenizer, '{"age": 5}')
+        made, tokenizer = grammar(vocabularies, row, answer=PERSON, reasoning_open=False)
+        assert accepts(made, tokenizer, '<think>Hm.</think>{"age": 5}')
+        assert accepts(made, tokenizer, '{"age": 5}')
+        made, tokenizer = grammar(vocabularies, row, answer=PERSON)
+        assert not accepts(made, tokenizer, '<think>Hm.</think>{"age": 5}')
+
+
+def test_nothing_to_enforce(vocabularies: Vocabularies) -> None:
+    for row in ROWS:
+        compiler = vocabularies.of(row)[1]
+        for is_open in (None, False, True):
+            assert answer_grammar(compiler, row, reasoning_open=is_open) is None
+            assert answer_grammar(compiler, row, tools=TOOLS, choice="none", reasoning_open=is_open) is None  # fmt: skip
+
+
+def test_a_grammar_is_compiled_once(vocabularies: Vocabularies) -> None:
+    one = grammar(vocabularies, HERMES, tools=STRICT)[0]
+    assert grammar(vocabularies, HERMES, tools=STRICT)[0] is one
+    compiler = vocabularies.of(HERMES)[1]
+    assert answer_grammar(compiler, HERMES, answer=PERSON) is compiler.schema(PERSON)
+
+
+ODD = ["mcp__server-1.do", "größe", "a/b", 'quo"te', "back\\slash", "new\nline", "</tool_call>", "%json", "a b", "{", "é🙂", "x" * 64]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_odd_names_break_nothing(vocabularies: Vocabularies, row: Format, name: str) -> None:
+    """A name that a format's tags can't hold can't be called in it; the others can."""
+    if name in row.controls:
+        return  # it is no text there
+    tools = [Tool(name, strict=True), NOW]
+    for choice, wanted in (("required", {name, "now"}), (name, {name})):
+        try:
+            made, tokenizer = grammar(vocabularies, row, tools=tools, choice=choice)
+        except InputError:
+            assert choice == name
+            assert row.shape in ("xml", "named", "channels")
+            continue
+        for seed in range(2):
+            text = written(made, tokenizer, seed)
+            out = parsed(row, text or "", tools)
+            assert not [p for p in out if isinstance(p, Malformed)]
+            assert {p.name for p in out if isinstance(p, CallBegun)} <= wanted
+
+
+@pytest.mark.parametrize("row", [HERMES, QWEN_XML, LLAMA, MISTRAL_ARGS, HARMONY], ids=row_name)
+def test_a_long_list_of_all_kinds(vocabularies: Vocabularies, row: Format) -> None:
+    """128 tools, with one that takes nothing, one that is recursive, and one that declares nothing."""
+    many = [Tool(f"tool_{i}", parameters={**WEATHER.parameters, "title": str(i)}, strict=i % 2 == 0) for i in range(124)]  # fmt: skip
+    tools = [*many, Tool("none", strict=True), Tool("free", parameters={"type": "object"}), Tool("empty", parameters={"type": "object", "properties": {}, "maxProperties": 0}, strict=row.shape != "xml"), Tool("tree", parameters=NODE, strict=True)]  # fmt: skip
+    made, tokenizer = grammar(vocabularies, row, tools=tools, choice="required", parallel=False)
+    for seed in range(4):
+        text = written(made, tokenizer, seed)
+        if text is not None:
+            out = parsed(row, text, tools)
+            assert isinstance(out[-1], CallDone)
+            check(out, tuple(t for t in tools if t.strict and t.parameters), None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keyword"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "not"),
+        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
+        ({"type": "string"}, "type"),
+        ({"type": "object", "properties": {"a": {"type": "string", "format": "nonsense"}}}, "format"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_what_cannot_be_followed_names_tool_and_keyword(
+    vocabularies: Vocabularies, row: Format, parameters: dict[str, Any], keyword: str
+) -> None:
+    compiler = vocabularies.of(row)[1]
+    bad = Tool("bad_one", parameters=parameters, strict=True)
+    with pytest.raises(GrammarError, match=f"bad_one.*{keyword}"):
+        answer_grammar(compiler, row, tools=[*STRICT, bad])
+    assert answer_grammar(compiler, row, tools=[*STRICT, replace(bad, strict=False)]) is not None
+
+
+def test_an_answer_that_cannot_be_followed_is_refused(vocabularies: Vocabularies) -> None:
+    compiler = vocabularies.of(HERMES)[1]
+    for tools in ((), TOOLS):
+        with pytest.raises(GrammarError, match="uniqueItems"):
+            answer_grammar(
+                compiler, HERMES, tools=tools, answer={"type": "array", "uniqueItems": True}
+            )
+
+
+@pytest.mark.parametrize(("tools", "choice"), [((), "required"), (TOOLS, "delete"), ((), "now")])
+def test_a_choice_without_its_tool(vocabularies: Vocabularies, tools: Any, choice: str) -> None:
+    with pytest.raises(InputError, match="declared"):
+        answer_grammar(vocabularies.of(HERMES)[1], HERMES, tools=tools, choice=choice)
+
+
+VALUES = {
+    "type": "object",
+    "$defs": {"unit": {"enum": ["C", "F"]}},
+    "properties": {
+        "text": {"type": "string", "description": "any"},
+        "unit": {"$ref": "#/$defs/unit"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/unit"}, "maxItems": 2},
+    },
+    "required": ["unit", "count"],
+    "additionalProperties": False,
+}
+
+
+def test_strict_elements_validate(vocabularies: Vocabularies) -> None:
+    """In any order, those that are required always, none twice."""
+    tool = Tool("f", parameters=VALUES, strict=True)
+    for row in (QWEN_XML, controlled(QWEN_XML)):
+        made, tokenizer = grammar(vocabularies, row, tools=[tool], choice="f", parallel=False)
+        ended = 0
+        for seed in range(8):
+            text = written(
+                made, tokenizer, seed, ("</parameter>", "</function>", "\n<parameter=unit>")
+            )
+            if text is not None:
+                ended += 1
+                check(parsed(row, text, [tool]), (tool,), None)
+        assert ended
+        lines = [f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in (("count", "5"), ("unit", "F"), ("text", "a\nb"))]  # fmt: skip
+        whole = "<tool_call>\n<function=f>\n{}</function>\n</tool_call>"
+        assert accepts(made, tokenizer, whole.format("".join(lines)))
+        assert accepts(made, tokenizer, whole.format("".join(lines[::-1])))
+        assert not accepts(made, tokenizer, whole.format("".join(lines[1:])))
+        assert not accepts(made, tokenizer, whole.format("".join([*lines, lines[0]])))
+
+
+@pytest.mark.parametrize("bound", [{"pattern": "^a$"}, {"minLength": 2}, {"maxLength": 2}, {"format": "date"}])  # fmt: skip
+def test_bounds_of_strings_without_quotes_are_refused(
+    vocabularies: Vocabularies, bound: Any
+) -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": {"type": "string", **bound}}}, strict=True)  # fmt: skip
+    compiler = vocabularies.of(QWEN_XML)[1]
+    with pytest.raises(GrammarError, match=f"tool 'f'.*{next(iter(bound))}"):
+        answer_grammar(compiler, QWEN_XML, tools=[tool])
