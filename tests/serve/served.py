@@ -1,30 +1,30 @@
-"""A real server process' HTTP side, in a thread of the test: the application behind uvicorn on a free port."""
+"""A real server process' HTTP side, in a thread of the test, on a free port."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
-from starlette.types import ASGIApp
+from headrace.serve.app import App
+from headrace.serve.protocol import Limits
+from headrace.serve.server import listening, server
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def served(app: App, limits: Limits | None = None) -> Iterator[str]:
     """The base URL of `app`, which is served inside the block."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    with listening(port=0) as listener:
+        running = server(app, limits)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        while not server.started:
+        while not running.started:
             assert thread.is_alive(), "the server ended while it started"
             time.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
-            thread.join(20)
+            running.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive(), "the server does not end"

@@ -4,157 +4,310 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
+from headrace.serve import guard
 from headrace.serve.backend import Backend, Running
-from headrace.serve.dialect import Context, Count, Endpoint, ErrorBody, Exchange, Generate
-from headrace.serve.events import Event, Failed, Failure, Started, collected
+from headrace.serve.body import Room, apart, check_type, parsed, received
+from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Tell
+from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
-from headrace.serve.request import Json
-from headrace.serve.validation import decoded, read
+from headrace.serve.guard import Policy
+from headrace.serve.openapi import described
+from headrace.serve.request import Json, Request
+from headrace.serve.routes import Place, Table
+from headrace.serve.validation import read
 
 KEEPALIVE_SECONDS = 10.0
-MAX_BODY = 32 << 20
+MAX_LOGGED = 1024  # names of ignored fields
+MAX_HEADER = 1024  # characters of the header that lists them
+
+log = logging.getLogger(__name__)
 
 
-def create_app(backend: Backend, dialects: Sequence[ModuleType]) -> Starlette:
-    """An ASGI application that serves `dialects` (modules of `serve.dialects`)."""
-    routes = [
-        Route(endpoint.path, Served(backend, endpoint, dialect.error), methods=[endpoint.method])
-        for dialect in dialects
-        for endpoint in dialect.ENDPOINTS
-    ]
-    return Starlette(routes=routes)
+class App(Starlette):
+    """An ASGI application. table and policy: for whoever answers in its place, as `serve.protocol` does."""
+
+    def __init__(self, table: Table, policy: Policy, served: Served) -> None:
+        super().__init__()
+        self.table = table
+        self.policy = policy
+        self.router.redirect_slashes = False
+        self.router.default = served
+
+
+def create_app(
+    backend: Backend,
+    dialects: Sequence[ModuleType],
+    *,
+    policy: Policy | None = None,
+    keepalive: float = KEEPALIVE_SECONDS,
+    room: Room | None = None,
+) -> App:
+    """An application that serves `dialects` (modules of `serve.dialects`). keepalive: seconds of silence; room: for
+    bodies."""
+    description: Json = {}
+    own = (
+        Tell("GET", "/health", lambda _body, _context: {"status": "ok"}),
+        Tell("GET", "/openapi.json", lambda _body, _context: description),
+    )
+    table, policy = Table(dialects, own), policy or Policy()
+    description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
+    return App(table, policy, Served(backend, table, policy, keepalive, room or Room()))
 
 
 class Served:
-    """One endpoint as an ASGI application."""
+    """All endpoints as one ASGI application."""
 
-    def __init__(self, backend: Backend, endpoint: Endpoint, error: ErrorBody) -> None:
+    def __init__(
+        self, backend: Backend, table: Table, policy: Policy, keepalive: float, room: Room
+    ) -> None:
         self._backend = backend
-        self._endpoint = endpoint
-        self._error = error
+        self._table = table
+        self._policy = policy
+        self._keepalive = keepalive
+        self._logged: set[str] = set()
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
         http = HttpRequest(scope, receive)
-        try:
-            await self._answer(http, send)
-        except ClientDisconnect:
-            pass
-        except HeadraceError as error:
-            await self._fail(failure(error), http, send)
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        answer = Answer(http, send, guard.cors(headers.get("origin"), self._policy))
+        with suppress(ClientDisconnect):
+            try:
+                await self._answer(http, headers, answer)
+            except ClientDisconnect:
+                raise
+            except Exception as error:
+                if answer.begun:  # the server cuts the connection, which no client takes for an end
+                    raise
+                if not isinstance(error, HeadraceError):
+                    log.exception("a request failed")
+                await self._fail(failure(error), scope["path"], answer)
 
-    async def _answer(self, http: HttpRequest, send: Send) -> None:
-        endpoint, context = self._endpoint, _context(self._backend, http)
-        body = None
-        if endpoint.body is not None:
-            body = read(endpoint.body, decoded(await _body(http)))
-        if isinstance(endpoint, Generate):
-            opened = endpoint.open(body, context)
-            if isinstance(opened, Exchange):
-                await self._generate(opened, context, http, send)
-                return
-            told = opened
-        elif isinstance(endpoint, Count):
-            told = endpoint.whole(await self._backend.count(endpoint.open(body, context)))
+    async def _answer(self, http: HttpRequest, headers: Mapping[str, str], answer: Answer) -> None:
+        path, method = http.scope["path"], http.method
+        found = self._table.find(path)
+        methods = found[0].methods if found else ("OPTIONS",)
+        if method == "OPTIONS" and "access-control-request-method" in headers:
+            guard.check(guard.OPEN_PATHS[0], headers, http.scope.get("server"), self._policy)
+            await answer.empty(204, guard.preflight(headers, methods))
+            return
+        guard.check(path, headers, http.scope.get("server"), self._policy)
+        if method == "OPTIONS" and (found or path == "*"):
+            await answer.empty(204, [("allow", ", ".join(methods))])
+        elif found is None:
+            raise RequestError(f"there is no {path!r:.200} here", status=404, code="not_found")
+        elif (endpoint := _endpoint(found[0], method)) is not None:
+            context = Context(
+                self._backend.card, uuid.uuid4().hex, time.time(), headers, dict(found[1])
+            )
+            await self._serve(endpoint, context, http, answer)
+        elif method == "HEAD":
+            await answer.empty(200, ())
         else:
-            told = endpoint.answer(body, context)
-        await _json(told, 200, {}, http, send)
+            what = Failure(405, "method_not_allowed", f"{method[:40]} is not for this path")
+            await answer.json(found[0].error(what), 405, [("allow", ", ".join(methods))])
+
+    async def _serve(
+        self, endpoint: Endpoint, context: Context, http: HttpRequest, answer: Answer
+    ) -> None:
+        with self._room.share() as share:
+            data = b""
+            if endpoint.body is not None:
+                check_type(context.headers)
+                data = await received(answer.body(), share)
+            opened = await apart(partial(_opened, endpoint, data, context), len(data))
+        if isinstance(opened, dict):
+            await answer.json(opened)
+        elif isinstance(endpoint, Count):
+            assert isinstance(opened, Request)
+            self._check_images(opened)
+            await answer.json(endpoint.whole(await self._backend.count(opened)))
+        elif isinstance(opened, Exchange):
+            self._check_images(opened.request)
+            await self._generate(opened, context, http, answer)
+
+    def _check_images(self, request: Request) -> None:
+        if not self._backend.card.vision and any(turn.images for turn in request.turns):
+            raise RequestError(
+                f"the model {self._backend.card.name!r} takes no images", code="unsupported_image"
+            )
 
     async def _generate(
-        self, exchange: Exchange, context: Context, http: HttpRequest, send: Send
+        self, exchange: Exchange, context: Context, http: HttpRequest, answer: Answer
     ) -> None:
+        """Answer until it is complete or the client has left."""
+        answer.headers = [*exchange.headers.items(), *self._ignored(exchange, context)]
         running = self._backend.submit(
             exchange.request, request_id=context.id, arrived=time.monotonic()
         )
-        gone = asyncio.ensure_future(_gone(http, running))
+        answering = asyncio.ensure_future(self._tell(exchange, running, http.scope["path"], answer))
+        gone = asyncio.ensure_future(_gone(http))
         try:
-            first = await running.next()
-            if isinstance(first, Failed):
-                await self._fail(first.failure, http, send)
-            elif first is not None and exchange.stream:
-                await _stream(exchange, first, running, send)
-            elif first is not None:
-                await self._whole(exchange, first, running, http, send)
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.cancel()
             gone.cancel()
+            answering.cancel()
+            ended = await asyncio.gather(answering, gone, return_exceptions=True)
+        if isinstance(ended[0], Exception):
+            raise ended[0]
 
-    async def _whole(
-        self, exchange: Exchange, first: Event, running: Running, http: HttpRequest, send: Send
-    ) -> None:
-        events = [first]
-        while (event := await running.next()) is not None:
-            events.append(event)
-        if isinstance(events[-1], Started):  # cancelled: nobody is there
-            return
-        reply = collected(events)
-        if isinstance(reply, Failure):
-            await self._fail(reply, http, send)
+    async def _tell(self, exchange: Exchange, running: Running, path: str, answer: Answer) -> None:
+        events = _events(running)
+        first = await anext(events)
+        if isinstance(first, Failed):
+            await self._fail(first.failure, path, answer)
+        elif exchange.stream:
+            await _stream(exchange, first, events, self._keepalive, answer)
         else:
-            await _json(exchange.whole(reply), 200, dict(exchange.headers), http, send)
+            reply = collected([first, *[event async for event in events]])
+            if isinstance(reply, Failure):
+                await self._fail(reply, path, answer)
+            else:
+                await answer.json(exchange.whole(reply))
 
-    async def _fail(self, what: Failure, http: HttpRequest, send: Send) -> None:
-        await _json(self._error(what), what.status, {}, http, send)
+    def _ignored(self, exchange: Exchange, context: Context) -> list[tuple[str, str]]:
+        """The header that names fields without effect; each is logged once."""
+        names = [quote(name[:100], safe="[].") for name in exchange.ignored]
+        for name in names:
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(name)
+                log.info("request %s: the field %s has no effect", context.id, name)
+        listed = ", ".join(names)
+        if len(listed) > MAX_HEADER:
+            listed = listed[:MAX_HEADER].rpartition(", ")[0] + ", ..."
+        return [("x-headrace-ignored-fields", listed)] if names else []
+
+    async def _fail(self, what: Failure, path: str, answer: Answer) -> None:
+        await answer.json(self._table.error(path)(what), what.status, hints(what.status))
 
 
-async def _stream(exchange: Exchange, first: Event, running: Running, send: Send) -> None:
-    """Send what the dialect makes of every event, and something when nothing happens for a while."""
-    headers = {"content-type": exchange.media_type, "cache-control": "no-cache", **exchange.headers}
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
-    event: Event | None = first
-    following: asyncio.Future[Event | None] | None = None
-    while event is not None:
+class Answer:
+    """One response. headers: of it besides those that are always there. begun: whether the client has seen some.
+
+    A body that nobody asked for is thrown away first, for many clients read no answer before they have sent it all.
+    Who waits for "100 Continue" sends none; then the connection ends, for what comes next on it could be either.
+    """
+
+    def __init__(self, http: HttpRequest, send: Send, always: guard.Pairs) -> None:
+        self._http = http
+        self._unread = True
+        self._send = send
+        self._always = always
+        self.headers: list[tuple[str, str]] = []
+        self.begun = False
+
+    def body(self) -> AsyncIterator[bytes]:
+        """The parts of the request's body."""
+        self._unread = False
+        return self._http.stream()
+
+    async def start(self, status: int, headers: guard.Pairs, default: guard.Pairs = ()) -> None:
+        """default: headers that the answer's own may replace."""
+        pairs = {name.lower(): value for name, value in (*default, *self.headers, *headers)}
+        pairs.update(self._always)
+        if self._unread and "expect" in self._http.headers:
+            pairs["connection"] = "close"
+        elif self._unread:
+            async for _ in self.body():
+                pass
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in pairs.items()]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def push(self, data: bytes, *, more: bool) -> None:
+        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        await self._send(message)
+
+    async def empty(self, status: int, headers: guard.Pairs) -> None:
+        length = [] if status == 204 else [("content-length", "0")]
+        await self.start(status, [*headers, *length])
+        await self.push(b"", more=False)
+
+    async def json(self, body: Json, status: int = 200, headers: guard.Pairs = ()) -> None:
+        data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        kind = [("content-type", "application/json"), ("content-length", str(len(data)))]
+        await self.start(status, [*kind, *headers])
+        await self.push(data, more=False)
+
+
+def hints(status: int) -> guard.Pairs:
+    """Headers that go with a status."""
+    return {401: [("www-authenticate", "Bearer")], 503: [("retry-after", "1")]}.get(status, [])
+
+
+def _endpoint(place: Place, method: str) -> Endpoint | None:
+    return place.endpoints.get("GET" if method == "HEAD" else method)
+
+
+def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Request | Json:
+    body = None if endpoint.body is None else read(endpoint.body, parsed(data))
+    return (
+        endpoint.answer(body, context)
+        if isinstance(endpoint, Tell)
+        else endpoint.open(body, context)
+    )
+
+
+async def _stream(
+    exchange: Exchange, event: Event, events: AsyncIterator[Event], keepalive: float, answer: Answer
+) -> None:
+    """Send what the dialect makes of every event, and something when it makes nothing for a while."""
+    kind = [("content-type", exchange.media_type), ("cache-control", "no-cache")]
+    await answer.start(200, (), kind)
+    clock = asyncio.get_running_loop().time
+    told = clock()
+    while True:
         for frame in exchange.push(event):
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
-        following = asyncio.ensure_future(running.next())
-        while not (await asyncio.wait([following], timeout=KEEPALIVE_SECONDS))[0]:
-            if frame := exchange.keepalive():
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
-        event = following.result()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await answer.push(frame, more=True)
+            told = clock()
+        if isinstance(event, Finished | Failed):
+            break
+        following = asyncio.ensure_future(anext(events))
+        try:
+            left = max(0.0, told + keepalive - clock())
+            while not (await asyncio.wait((following,), timeout=left))[0]:
+                if frame := exchange.keepalive():
+                    await answer.push(frame, more=True)
+                told, left = clock(), keepalive
+            event = following.result()
+        finally:
+            following.cancel()
+    await answer.push(b"", more=False)
 
 
-def _context(backend: Backend, http: HttpRequest) -> Context:
-    headers = {name.lower(): value for name, value in http.headers.items()}
-    path = {name: str(value) for name, value in http.path_params.items()}
-    return Context(backend.card, uuid.uuid4().hex, time.time(), headers, path)
+async def _events(running: Running) -> AsyncIterator[Event]:
+    """Events up to an end. A backend that breaks or gives up has failed, which the dialect tells in its own way."""
+    try:
+        while (event := await running.next()) is not None:
+            yield event
+            if isinstance(event, Finished | Failed):
+                return
+    except Exception as error:
+        log.exception("a generation failed")
+        yield Failed(failure(error))
+        return
+    yield Failed(Failure(503, "cancelled", "the server ended the generation"))
 
 
-async def _body(http: HttpRequest) -> bytes:
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise RequestError(
-                f"the body is larger than {MAX_BODY:,} bytes", status=413, code="request_too_large"
-            )
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _gone(http: HttpRequest, running: Running) -> None:
-    """Cancel when the client leaves."""
+async def _gone(http: HttpRequest) -> None:
+    """Returns when the client leaves."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
-    running.cancel()
-
-
-async def _json(
-    body: Json, status: int, headers: dict[str, str], http: HttpRequest, send: Send
-) -> None:
-    data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    response = Response(data, status, headers, "application/json")
-    await response(http.scope, http.receive, send)

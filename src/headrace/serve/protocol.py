@@ -1,0 +1,291 @@
+"""The server's side of a connection: uvicorn's, behind a gate that measures heads, bodies and time.
+
+The gate reads each head itself (`serve.head`) and hands on what is right in its plainest form, one request after the
+other. What is refused here is answered so that the client can read it: the answer, the end of the stream, and then what
+the client still sends is thrown away for a while, because a connection that is closed with unread input is reset, and
+takes the answer with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Literal
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from headrace.serve import guard
+from headrace.serve.app import App, hints
+from headrace.serve.failure import RequestError, failure
+from headrace.serve.head import (
+    MAX_HEAD,
+    begins_well,
+    end_of_head,
+    head_too_large,
+    origin_of,
+    path_of,
+    read_head,
+)
+
+Phase = Literal["head", "body", "answer", "ending"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds and bytes that one connection may take, and how many connections there may be.
+
+    head_seconds: for a whole head. body_seconds and body_rate: for a body of so many bytes a second. idle_seconds:
+    between requests. stall_seconds: of a reader that takes nothing. ending_*: of what is thrown away behind a refusal.
+    ahead_bytes: of requests that were sent before the answer to the one in hand.
+    """
+
+    connections: int = 256
+    head_seconds: float = 10.0
+    body_seconds: float = 30.0
+    body_rate: int = 64 << 10
+    idle_seconds: int = 65
+    stall_seconds: float = 120.0
+    ending_seconds: float = 10.0
+    ending_pause: float = 2.0
+    ending_bytes: int = 256 << 20
+    ahead_bytes: int = 1 << 20
+    unsent_bytes: int = 64 << 10
+    tick_seconds: float = 0.5
+
+
+@dataclass
+class Clock:
+    """When things happened on a connection, by the loop's clock."""
+
+    phase: Phase = "head"
+    begun: float = 0.0  # the phase
+    moved: float = 0.0  # the last bytes came
+    taken: float = 0.0  # the reader last took something
+    unsent: int = 0  # bytes, at the last look
+    length: int = 0  # bytes of the body
+    crowded: bool = False  # more connections than there may be
+
+
+def overdue(clock: Clock, now: float, *, some: bool, limits: Limits) -> str | None:
+    """What took too long: "head", "body", "ending" or "reader". some: whether a head has begun or must."""
+    if clock.unsent and now - clock.taken > limits.stall_seconds:
+        return "reader"
+    spent = now - clock.begun
+    allowed = limits.ending_pause if clock.crowded else limits.head_seconds
+    if clock.phase == "head" and some and spent > allowed:
+        return "head"
+    if clock.phase == "body" and spent > limits.body_seconds + clock.length / limits.body_rate:
+        return "body"
+    if clock.phase == "ending" and (
+        spent > limits.ending_seconds or now - clock.moved > limits.ending_pause
+    ):
+        return "ending"
+    return None
+
+
+def protocol_class(app: App, limits: Limits) -> type[asyncio.Protocol]:
+    """The class of the connections to `app`, for uvicorn's `http` setting."""
+
+    class Bound(Connection):
+        served = app
+        bounds = limits
+
+    return Bound
+
+
+class Connection(H11Protocol):
+    """One connection."""
+
+    served: App
+    bounds: Limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        now = self.loop.time()
+        self._input = bytearray()
+        self._seen = 0  # bytes of the input without an end of a head
+        self._blank = False  # an empty line in front of the head was dropped
+        self._body_left = 0
+        self._answered = False  # before the body was there
+        self._discarded = 0
+        self._path = ""
+        self._origin: str | None = None
+        self._clock = Clock("head", now, now, now)
+        self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
+        transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
+        self._clock.crowded = len(self.connections) > self.bounds.connections
+        if len(self.connections) > 2 * self.bounds.connections:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._clock.moved = self.loop.time()
+        if self._clock.phase == "ending":
+            self._discarded += len(data)
+            if self._discarded > self.bounds.ending_bytes:
+                self.transport.abort()
+            return
+        if self._clock.phase == "head" and not self._input:
+            self._clock.begun = self._clock.moved
+        self._input += data
+        self._advance()
+
+    def _advance(self) -> None:
+        """Hand on what the input has of the request in hand."""
+        while not self.transport.is_closing():
+            match self._clock.phase:
+                case "head":
+                    if not self._read_head():
+                        return
+                case "body":
+                    if not self._read_body():
+                        return
+                case "answer":
+                    if len(self._input) > self.bounds.ahead_bytes:
+                        self.transport.abort()
+                    return
+                case _:
+                    return
+
+    def _read_head(self) -> bool:
+        if self._input[:2] == b"\r\n" and not self._blank:  # some clients end a body with it
+            del self._input[:2]
+            self._blank, self._seen = True, 0
+        end = end_of_head(self._input, self._seen)
+        self._seen = len(self._input)
+        self._path, self._origin = path_of(self._input), origin_of(self._input)
+        if (end if end >= 0 else self._seen) > MAX_HEAD:
+            self._refuse(head_too_large())
+            return False
+        if not begins_well(self._input):
+            self._refuse(RequestError("this is no HTTP/1 request"))
+            return False
+        if end < 0:
+            return False
+        try:
+            head = read_head(bytes(self._input[:end]))
+            self._path = head.path
+            if self._clock.crowded:
+                raise RequestError(
+                    "too many connections are open", status=503, code="too_many_connections"
+                )
+        except RequestError as error:
+            self._refuse(error)
+            return False
+        del self._input[:end]
+        self._seen, self._body_left = 0, head.length
+        self._blank = self._answered = False
+        self._enter("body")
+        self._clock.length = head.length
+        super().data_received(head.wire)
+        if not head.length:
+            self._request_read()
+        return True
+
+    def _read_body(self) -> bool:
+        part = bytes(self._input[: self._body_left])
+        if not part:
+            return False
+        del self._input[: len(part)]
+        self._body_left -= len(part)
+        super().data_received(part)
+        if not self._body_left:
+            self._request_read()
+        return not self._body_left
+
+    def _request_read(self) -> None:
+        self._enter("head" if self._answered else "answer")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._answered = True
+        if self._clock.phase == "answer":
+            self._enter("head")
+            if self._input:
+                self._unset_keepalive_if_required()
+                self._advance()
+
+    def _enter(self, phase: Phase) -> None:
+        self._clock.phase = phase
+        self._clock.begun = self._clock.moved = self.loop.time()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer in the server's place, and end the connection so that the answer arrives."""
+        self._unset_keepalive_if_required()
+        what = failure(error)
+        body = json.dumps(self.served.table.error(self._path)(what), ensure_ascii=False).encode()
+        fields = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            *hints(what.status),
+            *guard.cors(self._origin, self.served.policy),
+        ]
+        phrase = HTTPStatus(what.status).phrase
+        lines = [
+            f"HTTP/1.1 {what.status} {phrase}",
+            *(f"{name}: {value}" for name, value in fields),
+        ]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self.transport.write(head if self._input[:5] == b"HEAD " else head + body)
+        self._input.clear()
+        self._enter("ending")
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client was faster to leave
+            self.transport.abort()
+        self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What h11 refuses; nothing that the gate let through is known to be."""
+        self._refuse(RequestError("the request is malformed"))
+
+    def _tick(self) -> None:
+        now, clock = self.loop.time(), self._clock
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or not clock.unsent or unsent < clock.unsent:
+            clock.taken = now
+        clock.unsent = unsent
+        some = bool(self._input) or self.cycle is None
+        late = overdue(clock, now, some=some, limits=self.bounds)
+        if late in ("reader", "ending"):
+            self.transport.abort()
+        elif late is not None and not self.transport.is_closing():
+            self._cut(late)
+        self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
+
+    def _cut(self, late: str) -> None:
+        """End a connection whose client is too slow."""
+        running = self.cycle is not None and not self.cycle.response_complete
+        if (late == "head" and not self._input) or (late == "body" and self._answered):
+            self.transport.close()
+        elif running and self.cycle.response_started:
+            self.transport.abort()
+        else:
+            if running:  # the application learns that nobody is there
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self._refuse(
+                RequestError(
+                    f"the {late} of the request came too slowly",
+                    status=408,
+                    code="request_timeout",
+                )
+            )
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        """The server ends: idle and refused connections close, others when they are answered."""
+        if self._clock.phase == "ending":
+            self.transport.close()
+        else:
+            super().shutdown()
