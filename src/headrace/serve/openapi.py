@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from headrace.serve.dialect import EVENT_STREAM, LINES, Count, Endpoint, ErrorBody, Generate
+from headrace.serve.dialect import EVENT_STREAM, LINES, Count, Endpoint, ErrorBody, Generate, Page
 from headrace.serve.events import Failure
 from headrace.serve.request import Json
 from headrace.serve.routes import plain_error
@@ -54,7 +54,8 @@ def _operation(
     statuses = dict(_ANY) | (_BODY if endpoint.body is not None else {})
     if with_key:
         statuses[401] = "no valid API key"
-    kinds = ["application/json"] + ([EVENT_STREAM, LINES] if isinstance(endpoint, Generate) else [])
+    kinds = [endpoint.media_type if isinstance(endpoint, Page) else "application/json"]
+    kinds += [EVENT_STREAM, LINES] if isinstance(endpoint, Generate) else []
     whole = {"description": "done", "content": {kind: _any(kind) for kind in kinds}}
     out: Json = {
         "tags": [tag],
