@@ -213,6 +213,7 @@ class Served:
         return [("x-headrace-ignored-fields", listed)] if names else []
 
     async def _fail(self, what: Failure, path: str, answer: Answer) -> None:
+        answer.watch.failed(what)
         await answer.json(self._table.error(path)(what), what.status, hints(what.status))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from headrace.serve.backend import Running
 from headrace.serve.dialect import Context, Endpoint
+from headrace.serve.events import Failure
 from headrace.serve.request import Request
 
 
@@ -24,6 +25,9 @@ class Watch:
 
     def told(self, status: int) -> None:
         """The head of the answer is about to be sent."""
+
+    def failed(self, what: Failure) -> None:
+        """The answer is this error."""
 
     def heard(self, running: Running, request: Request) -> Running:
         """The generation as it is to be used: what it tells is heard on the way."""
