@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,6 @@ from headrace.engine.prefix_disk import DiskOptions
 from headrace.errors import SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import GB, PlanOptions
-from headrace.memory.ledger import Plan
 from headrace.serve.process import Opened, Site, run
 from headrace.serve.server import HOST, PORT
 from headrace.serve.status import Memory
@@ -110,7 +110,7 @@ def serve(
     site: SiteFlags = NO_SITE,
     parallel: Annotated[int, WHOLE] = 1,
     max_prefill_wait: float = PREFILL_MINUTES,
-    adapter: list[str] | None = None,
+    adapter: Annotated[list[str] | None, Parameter(negative=())] = None,
     drafts: DraftFlags = NO_DRAFTS,
     threads: Annotated[int | None, WHOLE] = None,
     kernels: str | None = None,
@@ -220,8 +220,8 @@ def _open(asked: Asked) -> Iterator[Opened]:
                 backend,
                 dialects(),
                 counts=lambda: backend.counts,
-                cache_bytes={"memory": partial(_kept_bytes, llm)},
-                memory=planned(llm.plan),
+                cache_bytes=_cache_bytes(llm, asked.prefix_disk),
+                memory=planned(llm.plan.source, llm.plan.target_bytes, llm.plan.limit_bytes),
             )
         finally:
             backend.close()
@@ -232,16 +232,26 @@ def dialects() -> list[ModuleType]:
     return [importlib.import_module(f"headrace.serve.dialects.{name}") for name in DIALECTS]
 
 
-def planned(plan: Plan) -> Memory:
-    """How the memory was sized, as the status tells it."""
-    adaptive = plan.source in ("auto", "memory_limit_gb")
-    sized = adaptive or plan.source == "memory_gb"
+def planned(source: str, target_bytes: int, limit_bytes: int | None) -> Memory:
+    """How memory was sized, as the status tells it. source, target and limit: see `Plan`."""
+    adaptive = source in ("auto", "memory_limit_gb")
     return Memory(
-        "auto" if adaptive else "--" + plan.source.replace("_", "-"),
-        plan.target_bytes / GB if sized else None,
-        None if plan.limit_bytes is None else plan.limit_bytes / GB,
+        "auto" if adaptive else "--" + source.replace("_", "-"),
+        target_bytes / GB if adaptive or source == "memory_gb" else None,
+        None if limit_bytes is None else limit_bytes / GB,
     )
 
 
-def _kept_bytes(llm: LLM) -> int:
-    return llm.engine.prefixes.num_pages * llm.engine.shape.page_bytes
+def _cache_bytes(llm: LLM, disk: DiskOptions | None) -> dict[str, Callable[[], int]]:
+    engine = llm.engine
+    out = {"memory": lambda: engine.prefixes.num_pages * engine.shape.page_bytes}
+    if disk is not None:
+        out["disk"] = partial(_folder_bytes, disk.directory)
+    return out
+
+
+def _folder_bytes(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in os.scandir(folder))
+    except OSError:  # a file went away, or the folder never came
+        return 0

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.serve import lock
 from headrace.serve.status import SERVER, STATUS
 
-SECONDS = 2.0
+SECONDS = 1.0
 MAX_BYTES = 1 << 16
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 

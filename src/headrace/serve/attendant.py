@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from headrace.serve.account import Account
+from headrace.serve.account import GONE, Account
 from headrace.serve.backend import Running
 from headrace.serve.clients import Clients
 from headrace.serve.dialect import Context, Endpoint, Page, Tell
@@ -129,11 +129,12 @@ class Attended(Watch):
 
     def told(self, status: int) -> None:
         """See `Watch`."""
-        self.account.status = status
+        if self.account.error != GONE:  # else nobody hears it
+            self.account.status = status
 
     def failed(self, what: Failure) -> None:
         """See `Watch`."""
-        self.account.error = what.code
+        self.account.error = self.account.error or what.code
 
     def heard(self, running: Running, request: Request) -> Running:
         """See `Watch`."""
@@ -151,6 +152,7 @@ class Heard:
         self._account = account
         self._clock = clock
         self._stopped = False
+        self._left = False
 
     async def next(self) -> Event | None:
         """See `Running`."""
@@ -162,13 +164,14 @@ class Heard:
         if event is None and self._stopped:
             event = Failed(STOPPING)
         if event is None:
-            self._account.error = "cancelled"
+            self._account.error = GONE if self._left else "cancelled"
         else:
             self._account.heard(event, self._clock())
         return event
 
     def cancel(self) -> None:
         """See `Running`."""
+        self._left = True
         self._running.cancel()
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from headrace.serve.account import Fields
 LOGGERS = ("headrace", "uvicorn")
 MAX_LINES = 10_000  # that wait to be written
 
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _PLAIN = re.compile(r"[\w.:/{}+@-]+", re.ASCII)
 
 
@@ -34,7 +35,7 @@ def line(at: float, level: str, message: str, fields: Fields, *, json: bool) -> 
         whole = {"time": time, "level": level.lower(), "message": message, **fields}
         return json_text.dumps(whole)
     shown = [f"{name}={_shown(value)}" for name, value in fields.items()]
-    text = " ".join(message.split()).encode("ascii", "backslashreplace").decode()
+    text = _UNPRINTABLE.sub(_escaped, " ".join(message.split()))
     return " ".join([time, *([] if level == "INFO" else [level.lower()]), text, *shown])
 
 
@@ -93,6 +94,10 @@ class _Lines(logging.Formatter):
                 for frame in reversed(traceback.extract_tb(trace))
             )
         return line(record.created, record.levelname, record.getMessage(), fields, json=self._json)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def _shown(value: str | int | float) -> str:

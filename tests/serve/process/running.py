@@ -28,6 +28,7 @@ class Server:
     """A process. lines: of its standard error, as they come."""
 
     def __init__(self, home: Path, **given: Any) -> None:
+        self.given = given
         arguments = {"model": "painted:1m", "home": str(home), "port": 0, **given}
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), json.dumps(arguments)],

@@ -1,9 +1,11 @@
-"""A server process over a script: `python scripted_server.py JSON`, with the fields of `Site`, and the seconds of `loading`."""
+"""A server process over a script: `python scripted_server.py JSON`, with the fields of `Site`, the seconds of `loading` and `closing`,
+and whether SIGINT is ignored on entry (`ignoring`)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ SCRIPTS: dict[str, list[Event | float]] = {
     "quick": [Started(10, 4), TextDelta("answer"), DONE],
     "slow": [Started(10, 4), TextDelta("answer"), 60.0, DONE],
     "queued": [60.0, DONE],
+    "flood": [Started(10, 4), *[TextDelta("x" * 65536)] * 500, DONE],
     "failing": [Started(10, 4), Failed(Failure(500, "inference_error", "it broke"))],
 }
 
@@ -62,7 +65,9 @@ class Backend:
 
 def main() -> int:
     given = json.loads(sys.argv[1])
-    loading = given.pop("loading", 0.0)
+    loading, closing = given.pop("loading", 0.0), given.pop("closing", 0.0)
+    if given.pop("ignoring", False):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextmanager
     def opening() -> Iterator[Opened]:
@@ -73,6 +78,9 @@ def main() -> int:
                 Backend(), [plain()], counts=lambda: (2, 1), cache_bytes={"memory": lambda: 64}
             )
         finally:
+            if closing:
+                print("closing", flush=True)
+            time.sleep(closing)
             print("closed", flush=True)
 
     try:
