@@ -55,7 +55,7 @@ def create_app(
     dialects: Sequence[ModuleType],
     *,
     policy: Policy | None = None,
-    keepalive: float = KEEPALIVE_SECONDS,
+    keepalive: float | None = None,
     room: Room | None = None,
     observer: Observer | None = None,
 ) -> App:
@@ -69,6 +69,8 @@ def create_app(
         *observer.endpoints,
     )
     table, policy = Table(dialects, own), policy or Policy()
+    if keepalive is None:
+        keepalive = KEEPALIVE_SECONDS
     description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
     return App(table, policy, Served(backend, table, policy, keepalive, room or Room(), observer))
 
@@ -202,7 +204,7 @@ class Served:
 
     def _ignored(self, exchange: Exchange, context: Context) -> list[tuple[str, str]]:
         """The header that names fields without effect; each is logged once."""
-        names = [quote(name[:100], safe="[].") for name in exchange.ignored]
+        names = [quote(name[:100], safe="[].") for name in exchange.ignored if name]
         for name in names:
             if name not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(name)

@@ -6,6 +6,7 @@ endpoint that generates opens an `Exchange`, which says what is asked and render
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,17 @@ class Card:
     def default_limit(self) -> int:
         """Tokens of an answer that nobody limited."""
         return max(1, min(DEFAULT_LIMIT, self.context_window // 4))
+
+    @property
+    def context_policy(self) -> Json:
+        """What bounds a request, for the endpoints that list models: windows in tokens, by mode too, and the wait."""
+        modes = ("text", "image") if self.vision else ("text",)
+        return {
+            "configured_window": self.context_window,
+            "model_window": self.model_window,
+            "modes": dict.fromkeys(modes, self.context_window),
+            "max_prefill_wait_seconds": self.max_prefill_wait,
+        }
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,12 @@ class Page:
 
 Endpoint = Generate | Count | Tell | Page
 ErrorBody = Callable[[Failure], Json]
+
+
+def one_line(body: Json) -> str:
+    """JSON that is one line for every reader: some clients split at U+0085, U+2028 and U+2029 too."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def sse(data: str, event: str | None = None) -> bytes:

@@ -14,11 +14,12 @@ from headrace.serve.request import Json
 from headrace.serve.routes import plain_error
 from headrace.serve.validation import Wire
 
-# What the server itself answers at any path, and what an endpoint with a body may.
-_ANY = {400: "malformed", 403: "a foreign Host or Origin", 404: "not here", 408: "sent too slowly",
-        431: "headers too large", 500: "failed", 503: "busy, or not enough memory"}  # fmt: skip
-_BODY = {409: "another model's", 411: "chunked body", 413: "body too large", 415: "not JSON",
-         417: "unknown expectation", 422: "cannot be generated", 501: "not offered", 507: "no room"}  # fmt: skip
+# What any endpoint may answer besides its own; the server itself has most of them.
+_FAILURES = {
+    400: "malformed", 403: "a foreign Host or Origin", 404: "not here", 408: "sent too slowly", 409: "another model's",
+    411: "a chunked body", 413: "too large", 415: "not JSON", 417: "an unknown expectation", 422: "cannot be generated",
+    431: "too large a head", 500: "failed", 501: "not offered", 503: "busy, or not enough memory", 507: "no room",
+}  # fmt: skip
 
 
 def described(
@@ -51,9 +52,7 @@ def described(
 def _operation(
     endpoint: Endpoint, tag: str, error: ErrorBody, schemas: dict[str, Json], with_key: bool
 ) -> Json:
-    statuses = dict(_ANY) | (_BODY if endpoint.body is not None else {})
-    if with_key:
-        statuses[401] = "no valid API key"
+    statuses = _FAILURES | ({401: "no valid API key"} if with_key else {})
     kinds = [endpoint.media_type if isinstance(endpoint, Page) else "application/json"]
     kinds += [EVENT_STREAM, LINES] if isinstance(endpoint, Generate) else []
     whole = {"description": "done", "content": {kind: _any(kind) for kind in kinds}}

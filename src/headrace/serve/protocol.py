@@ -38,7 +38,8 @@ class Limits:
 
     head_seconds: for a whole head. body_seconds and body_rate: for a body of so many bytes a second. idle_seconds:
     between requests. stall_seconds: of a reader that takes nothing. ending_*: of what is thrown away behind a refusal.
-    ahead_bytes: of requests that were sent before the answer to the one in hand.
+    ahead_bytes: of requests that were sent before the answer to the one in hand. grace_seconds: for answers when the
+    server ends.
     """
 
     connections: int = 256
@@ -53,6 +54,7 @@ class Limits:
     ahead_bytes: int = 1 << 20
     unsent_bytes: int = 64 << 10
     tick_seconds: float = 0.5
+    grace_seconds: int = 10
 
 
 @dataclass
@@ -115,9 +117,23 @@ class Connection(H11Protocol):
         self._clock = Clock("head", now, now, now)
         self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
         transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
-        self._clock.crowded = len(self.connections) > self.bounds.connections
         if len(self.connections) > 2 * self.bounds.connections:
             transport.abort()
+        elif len(self.connections) > self.bounds.connections:
+            self._clock.crowded = not self._make_room()
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a next request, if there is one."""
+        idle = [c for c in self.connections if isinstance(c, Connection) and c.is_idle]
+        if idle:
+            min(idle, key=lambda c: c._clock.begun).transport.close()
+        return bool(idle)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests are answered and no other has begun."""
+        asked = self.cycle is not None and not self._input
+        return asked and self._clock.phase == "head" and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -160,7 +176,6 @@ class Connection(H11Protocol):
             self._blank, self._seen = True, 0
         end = end_of_head(self._input, self._seen)
         self._seen = len(self._input)
-        self._path, self._origin = path_of(self._input), origin_of(self._input)
         if (end if end >= 0 else self._seen) > MAX_HEAD:
             self._refuse(head_too_large())
             return False
@@ -171,7 +186,6 @@ class Connection(H11Protocol):
             return False
         try:
             head = read_head(bytes(self._input[:end]))
-            self._path = head.path
             if self._clock.crowded:
                 raise RequestError(
                     "too many connections are open", status=503, code="too_many_connections"
@@ -180,6 +194,7 @@ class Connection(H11Protocol):
             self._refuse(error)
             return False
         del self._input[:end]
+        self._path, self._origin = head.path, head.field(b"origin")
         self._seen, self._body_left = 0, head.length
         self._blank = self._answered = False
         self._enter("body")
@@ -219,6 +234,8 @@ class Connection(H11Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer in the server's place, and end the connection so that the answer arrives."""
         self._unset_keepalive_if_required()
+        if self._clock.phase == "head":  # the one in hand was not understood
+            self._path, self._origin = path_of(self._input), origin_of(self._input)
         what = failure(error)
         body = json.dumps(self.served.table.error(self._path)(what), ensure_ascii=False).encode()
         fields = [

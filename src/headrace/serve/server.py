@@ -49,6 +49,6 @@ def server(app: App, limits: Limits | None = None) -> uvicorn.Server:
         server_header=False,
         timeout_keep_alive=limits.idle_seconds,
         h11_max_incomplete_event_size=1 << 20,  # the gate has measured the head
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=limits.grace_seconds,
     )
     return uvicorn.Server(config)
