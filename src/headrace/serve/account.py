@@ -85,10 +85,14 @@ class Account:
         return out
 
     def _phases(self, end: float) -> Fields:
-        out: Fields = {"queued": round((self.started or end) - self.began, 3)}
+        read = end if self.first is None else self.first  # the prompt was
+        begun = end if self.started is None else self.started
+        if self.usage is not None and self.usage.prefill_seconds > 0:  # measured where it happened
+            begun = max(self.began, read - self.usage.prefill_seconds)
+        out: Fields = {"queued": round(begun - self.began, 3)}
         if self.started is None:
             return out
-        out["prefill"] = round((self.first or end) - self.started, 3)
+        out["prefill"] = round(read - begun, 3)
         if self.first is not None:
             out["decode"] = round(end - self.first, 3)
         out |= {"prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens}

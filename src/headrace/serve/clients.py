@@ -51,6 +51,8 @@ def birth(pid: int) -> str | None:
     except OSError:
         return None
     user = next((line.split()[1] for line in status.splitlines() if line[:4] == "Uid:"), "")
+    if len(stat) <= _START:
+        return None
     return None if stat[0] in "ZXx" or user != str(os.getuid()) else stat[_START]
 
 

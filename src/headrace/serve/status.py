@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pydantic import Field
 
@@ -57,4 +58,9 @@ def status(facts: Facts, *, active: int, clients: int, idle_seconds: float, stop
     }
     told = asdict(facts)
     memory = told.pop("memory")
-    return {"server": SERVER, **told, **use, **memory}
+    return {"server": SERVER, **{k: _whole(v) for k, v in (told | use | memory).items()}}
+
+
+def _whole(value: Any) -> Any:
+    """12 for 12.0, as people write it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

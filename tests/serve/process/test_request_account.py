@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.serve.account import GONE, Account
 from headrace.serve.events import Failed, Failure, Finished, Started, TextDelta, Usage
 
@@ -29,6 +31,17 @@ def test_a_whole_generation() -> None:
     }  # fmt: skip
     assert account.first_token_seconds == 3.5
     assert account.decode_rate == 8.0
+
+
+def test_seconds_of_the_prompt_are_those_that_were_measured() -> None:
+    """Where the backend says so; a generation may tell that it started only when its prompt has been read."""
+    account = generated()
+    account.heard(Started(20, 8), 103.0)
+    account.heard(TextDelta("x"), 103.0)
+    account.heard(Finished("stop", replace(USAGE, prefill_seconds=2.0)), 104.0)
+    account.end(104.0)
+    told = account.fields()
+    assert (told["queued"], told["prefill"], told["decode"]) == (1.0, 2.0, 1.0)
 
 
 def test_one_that_never_left_the_line() -> None:
