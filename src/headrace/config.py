@@ -21,8 +21,8 @@ PYPI = "https://pypi.org/simple"
 MAX_THREADS = 1024
 
 
-def _setting(default: Any, about: str) -> Any:
-    return field(default=default, metadata={"about": about})
+def _setting(default: Any, about: str, *, secret: bool = False) -> Any:
+    return field(default=default, repr=not secret, metadata={"about": about})
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Settings:
     )
     index: str | None = _setting(
         None, "package index that `pull` asks; pip's own setting, or PyPI, by default"
+    )
+    api_key: str | None = _setting(
+        None, "key that clients of `serve` have to bring; it needs none on loopback", secret=True
     )
 
 

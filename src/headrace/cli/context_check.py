@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headrace import locate
+from headrace import config, locate
 from headrace.cli import progress
 from headrace.cli.memory_options import DEFAULT_MEMORY, MemoryOptions
 from headrace.cli.whole import WHOLE
@@ -20,6 +20,7 @@ from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.inputs import MAX_CONTEXT, PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import process_memory, read_machine
+from headrace.serve.lock import beside
 from headrace.values import GenerationStats, SamplingParams
 
 DEFAULT_TOKENS = 8192
@@ -131,7 +132,10 @@ def _checks(
     threads: int | None,
     kernels: str | None,
 ) -> Iterator[Check]:
-    with LLM(path, threads=threads, kernels=kernels, memory=options) as llm:
+    with (
+        beside(config.load().home),
+        LLM(path, threads=threads, kernels=kernels, memory=options) as llm,
+    ):
         llm.engine.end_tokens = frozenset()
         for rung in rungs:
             check = _check(llm, rung, reply_tokens)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from headrace import locate
+from headrace import config, locate
 from headrace.artifact.forecast import FORECAST_NAME, write_forecast
 from headrace.artifact.manifest import MANIFEST_NAME, read_manifest
 from headrace.cli import progress
@@ -22,6 +22,7 @@ from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import read_machine
 from headrace.models.config import DecoderConfig
+from headrace.serve.lock import beside
 
 MIN_TOKENS = 256
 PIECE = 512  # tokens of one sequence: states of every position up to it
@@ -71,9 +72,10 @@ def fit_forecast(
         path = locate.locate(model, progress=report)
     options = _short(path, memory.options())
     layers, nbytes = _share(path, options, threads, tokens, writes=text is None)
-    with LLM(
-        path, threads=threads, memory=options, beside_bytes=nbytes, with_forecast=False
-    ) as llm:
+    with (
+        beside(config.load().home),
+        LLM(path, threads=threads, memory=options, beside_bytes=nbytes, with_forecast=False) as llm,
+    ):
         pieces = _read(llm, text, tokens) if text is not None else _write(llm, tokens)
         llm.forget()
         fits = []

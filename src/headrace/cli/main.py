@@ -26,8 +26,8 @@ _PATH_ERRORS = {
 }  # fmt: skip
 
 COMMANDS = (
-    "run", "pull", "convert", "inspect", "doctor", "context-check", "prefix-cache", "fit-forecast", "schema", "bench",
-    "selfcheck",
+    "run", "serve", "stop", "pull", "convert", "inspect", "doctor", "context-check", "prefix-cache", "fit-forecast",
+    "schema", "bench", "selfcheck",
 )  # fmt: skip
 
 

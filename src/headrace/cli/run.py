@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from headrace import locate
+from headrace import config, locate
 from headrace.artifact.jsontext import read_bytes
 from headrace.cli import progress, stats
 from headrace.cli.answer import answer
@@ -28,6 +28,7 @@ from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
 from headrace.options import How
+from headrace.serve.lock import beside
 from headrace.values import GenerationStats, SamplingParams
 
 if TYPE_CHECKING:
@@ -362,23 +363,29 @@ def loaded(
     adapter: Path | None = None,
     drafts: DraftFlags = NO_DRAFTS,
 ) -> Iterator[tuple[LLM, stats.RunFacts]]:
-    """A model found (converted or pulled, with progress, if need be) and opened."""
+    """A model found (converted or pulled, with progress, if need be) and opened.
+
+    Raises ModelBusyError while a server of this user runs.
+    """
     with progress.shown() as report:
         path = locate.locate(model, progress=report)
         smaller = drafts.draft_model
         second = None if smaller is None else locate.locate(smaller, progress=report)
     start = time.perf_counter()
-    with LLM(
-        path,
-        threads=threads,
-        kernels=kernels,
-        memory=memory,
-        trace_routes=trace_routes,
-        prefix_disk=prefix_disk,
-        adapters=None if adapter is None else {ADAPTER: adapter},
-        draft=drafts.draft,
-        draft_model=second,
-    ) as llm:
+    with (
+        beside(config.load().home),
+        LLM(
+            path,
+            threads=threads,
+            kernels=kernels,
+            memory=memory,
+            trace_routes=trace_routes,
+            prefix_disk=prefix_disk,
+            adapters=None if adapter is None else {ADAPTER: adapter},
+            draft=drafts.draft,
+            draft_model=second,
+        ) as llm,
+    ):
         backend = llm.engine.backend
         yield (
             llm,

@@ -22,10 +22,11 @@ from headrace.errors import HeadraceError
 from headrace.serve import guard
 from headrace.serve.backend import Backend, Running
 from headrace.serve.body import Room, apart, check_type, parsed, received
-from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Tell
+from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Page, Tell
 from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.guard import Policy
+from headrace.serve.observer import Observer, Watch
 from headrace.serve.openapi import described
 from headrace.serve.request import Json, Request
 from headrace.serve.routes import Place, Table
@@ -56,26 +57,35 @@ def create_app(
     policy: Policy | None = None,
     keepalive: float | None = None,
     room: Room | None = None,
+    observer: Observer | None = None,
 ) -> App:
     """An application that serves `dialects` (modules of `serve.dialects`). keepalive: seconds of silence; room: for
     bodies."""
     description: Json = {}
+    observer = observer or Observer()
     own = (
         Tell("GET", "/health", lambda _body, _context: {"status": "ok"}),
         Tell("GET", "/openapi.json", lambda _body, _context: description),
+        *observer.endpoints,
     )
     table, policy = Table(dialects, own), policy or Policy()
     if keepalive is None:
         keepalive = KEEPALIVE_SECONDS
     description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
-    return App(table, policy, Served(backend, table, policy, keepalive, room or Room()))
+    return App(table, policy, Served(backend, table, policy, keepalive, room or Room(), observer))
 
 
 class Served:
     """All endpoints as one ASGI application."""
 
     def __init__(
-        self, backend: Backend, table: Table, policy: Policy, keepalive: float, room: Room
+        self,
+        backend: Backend,
+        table: Table,
+        policy: Policy,
+        keepalive: float,
+        room: Room,
+        observer: Observer,
     ) -> None:
         self._backend = backend
         self._table = table
@@ -83,6 +93,7 @@ class Served:
         self._keepalive = keepalive
         self._logged: set[str] = set()
         self._room = room
+        self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,7 +101,7 @@ class Served:
         http = HttpRequest(scope, receive)
         headers = {name.lower(): value for name, value in http.headers.items()}
         answer = Answer(http, send, guard.cors(headers.get("origin"), self._policy))
-        with suppress(ClientDisconnect):
+        with self._observer.request(scope["path"]) as answer.watch, suppress(ClientDisconnect):
             try:
                 await self._answer(http, headers, answer)
             except ClientDisconnect:
@@ -103,6 +114,7 @@ class Served:
                 await self._fail(failure(error), scope["path"], answer)
 
     async def _answer(self, http: HttpRequest, headers: Mapping[str, str], answer: Answer) -> None:
+        answer.watch.admit()
         path, method = http.scope["path"], http.method
         found = self._table.find(path)
         methods = found[0].methods if found else ("OPTIONS",)
@@ -119,6 +131,7 @@ class Served:
             context = Context(
                 self._backend.card, uuid.uuid4().hex, time.time(), headers, dict(found[1])
             )
+            answer.watch.found(found[0].dialect, endpoint, context)
             await self._serve(endpoint, context, http, answer)
         elif method == "HEAD":
             await answer.empty(200, ())
@@ -135,7 +148,10 @@ class Served:
                 check_type(context.headers)
                 data = await received(answer.body(), share)
             opened = await apart(partial(_opened, endpoint, data, context), len(data))
-        if isinstance(opened, dict):
+        if isinstance(endpoint, Page):
+            assert isinstance(opened, str)
+            await answer.text(opened, endpoint.media_type)
+        elif isinstance(opened, dict):
             await answer.json(opened)
         elif isinstance(endpoint, Count):
             assert isinstance(opened, Request)
@@ -159,6 +175,7 @@ class Served:
         running = self._backend.submit(
             exchange.request, request_id=context.id, arrived=time.monotonic()
         )
+        running = answer.watch.heard(running, exchange.request)
         answering = asyncio.ensure_future(self._tell(exchange, running, http.scope["path"], answer))
         gone = asyncio.ensure_future(_gone(http))
         try:
@@ -198,6 +215,7 @@ class Served:
         return [("x-headrace-ignored-fields", listed)] if names else []
 
     async def _fail(self, what: Failure, path: str, answer: Answer) -> None:
+        answer.watch.failed(what)
         await answer.json(self._table.error(path)(what), what.status, hints(what.status))
 
 
@@ -215,6 +233,7 @@ class Answer:
         self._always = always
         self.headers: list[tuple[str, str]] = []
         self.begun = False
+        self.watch = Watch()
 
     def body(self) -> AsyncIterator[bytes]:
         """The parts of the request's body."""
@@ -232,6 +251,7 @@ class Answer:
                 pass
         raw = [(name.encode(), value.encode("latin-1")) for name, value in pairs.items()]
         self.begun = True
+        self.watch.told(status)
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def push(self, data: bytes, *, more: bool) -> None:
@@ -244,8 +264,14 @@ class Answer:
         await self.push(b"", more=False)
 
     async def json(self, body: Json, status: int = 200, headers: guard.Pairs = ()) -> None:
-        data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        kind = [("content-type", "application/json"), ("content-length", str(len(data)))]
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        await self.text(text, "application/json", status, headers)
+
+    async def text(
+        self, text: str, media_type: str, status: int = 200, headers: guard.Pairs = ()
+    ) -> None:
+        data = text.encode()
+        kind = [("content-type", media_type), ("content-length", str(len(data)))]
         await self.start(status, [*kind, *headers])
         await self.push(data, more=False)
 
@@ -259,11 +285,11 @@ def _endpoint(place: Place, method: str) -> Endpoint | None:
     return place.endpoints.get("GET" if method == "HEAD" else method)
 
 
-def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Request | Json:
+def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Request | Json | str:
     body = None if endpoint.body is None else read(endpoint.body, parsed(data))
     return (
         endpoint.answer(body, context)
-        if isinstance(endpoint, Tell)
+        if isinstance(endpoint, Tell | Page)
         else endpoint.open(body, context)
     )
 

@@ -142,7 +142,18 @@ class Tell:
     body: type[Wire] | None = None
 
 
-Endpoint = Generate | Count | Tell
+@dataclass(frozen=True)
+class Page:
+    """An endpoint that tells something that is no JSON."""
+
+    path: str
+    media_type: str
+    answer: Callable[[Any, Context], str]
+    method: Literal["GET"] = "GET"
+    body: None = None
+
+
+Endpoint = Generate | Count | Tell | Page
 ErrorBody = Callable[[Failure], Json]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from headrace.serve.dialect import EVENT_STREAM, LINES, Count, Endpoint, ErrorBody, Generate
+from headrace.serve.dialect import EVENT_STREAM, LINES, Count, Endpoint, ErrorBody, Generate, Page
 from headrace.serve.events import Failure
 from headrace.serve.request import Json
 from headrace.serve.routes import plain_error
@@ -53,7 +53,8 @@ def _operation(
     endpoint: Endpoint, tag: str, error: ErrorBody, schemas: dict[str, Json], with_key: bool
 ) -> Json:
     statuses = _FAILURES | ({401: "no valid API key"} if with_key else {})
-    kinds = ["application/json"] + ([EVENT_STREAM, LINES] if isinstance(endpoint, Generate) else [])
+    kinds = [endpoint.media_type if isinstance(endpoint, Page) else "application/json"]
+    kinds += [EVENT_STREAM, LINES] if isinstance(endpoint, Generate) else []
     whole = {"description": "done", "content": {kind: _any(kind) for kind in kinds}}
     out: Json = {
         "tags": [tag],

@@ -23,6 +23,11 @@ class Place:
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
 
     @property
+    def dialect(self) -> str:
+        """The name of the module that shapes its errors; this one's for what is no dialect's."""
+        return self.error.__module__.rpartition(".")[2]
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """What may be asked, for the Allow field."""
         return (*self.endpoints, "HEAD", "OPTIONS")

@@ -1,0 +1,136 @@
+"""While a server stops only its status answers; in the shape of the path's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from headrace.serve.app import create_app
+from headrace.serve.attendant import STOPPING, Attendant
+from headrace.serve.events import Event, Failed, Finished, Started, TextDelta, Usage
+from headrace.serve.request import Request
+from headrace.serve.status import Facts, Memory
+from serve.http.plain import plain
+from serve.scripted import ScriptedBackend
+from serve.served import served
+
+FACTS = Facts(
+    "1.2.3", 42, 11434, "painted:1m", 8192, 1_700_000_000, 0.5, Memory("--memory-gb", 12.0)
+)
+QUICK: list[Event | float] = [
+    Started(10, 4),
+    TextDelta("answer"),
+    Finished("stop", Usage(10, 4, 1)),
+]
+REQUEST = Request("painted:1m")
+REFUSED = {"wrong": "the server is stopping", "code": "server_stopping"}
+
+
+@dataclass
+class Site:
+    """A served application, its attendant, and its clock."""
+
+    now: list[float] = field(default_factory=lambda: [100.0])
+
+    def __post_init__(self) -> None:
+        self.attendant = Attendant(
+            FACTS, counts=lambda: (0, 0), cache_bytes={}, clock=lambda: self.now[0]
+        )
+        self.backend = ScriptedBackend(QUICK)
+        self.app = create_app(self.backend, [plain()], observer=self.attendant)
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def ask(site: Site) -> Iterator[Callable[..., httpx.Response]]:
+    with served(site.app) as url, httpx.Client(base_url=url) as client:
+        yield client.request
+
+
+def test_only_the_status_answers(site: Site, ask: Callable[..., httpx.Response]) -> None:
+    assert ask("POST", "/plain/ask", json={"text": "x"}).json() == {"text": "answer"}
+    site.attendant.stop()
+    for method, path in [
+        ("POST", "/plain/ask"),
+        ("GET", "/plain/model"),
+        ("DELETE", "/plain/things/1"),
+    ]:
+        told = ask(method, path, json={"text": "x"} if method == "POST" else None)
+        assert (told.status_code, told.json(), told.headers["retry-after"]) == (503, REFUSED, "1")
+    for method, path in [
+        ("GET", "/metrics"),
+        ("GET", "/health"),
+        ("POST", "/headrace/clients"),
+        ("GET", "/nowhere"),
+    ]:
+        told = ask(method, path)
+        assert (told.status_code, told.json()["error"]["message"]) == (
+            503,
+            "the server is stopping",
+        )
+    for path in ("/headrace/status", "/headrace/status/", "/headrace/status?x=1"):
+        assert ask("GET", path).json()["stopping"] is True
+    assert len(site.backend.requests) == 1
+
+
+def test_the_status_in_whole_numbers(site: Site, ask: Callable[..., httpx.Response]) -> None:
+    site.now[0] = 112.75
+    assert ask("GET", "/headrace/status").text == (
+        '{"server":"headrace","version":"1.2.3","pid":42,"port":11434,"model":"painted:1m","context_window":8192,'
+        '"started_at":1700000000,"idle_exit_minutes":0.5,"active_requests":0,"clients":0,"idle_seconds":12,'
+        '"stopping":false,"memory_source":"--memory-gb","memory_target_gb":12,"memory_limit_gb":null}'
+    )
+
+
+def test_looking_is_no_use(site: Site, ask: Callable[..., httpx.Response]) -> None:
+    site.now[0] = 129.0
+    for path in ("/headrace/status", "/metrics", "/health"):
+        assert ask("GET", path).status_code == 200
+    assert not site.attendant.due()
+    site.now[0] = 130.0
+    assert site.attendant.due()
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/plain/ask"), ("GET", "/plain/model"), ("GET", "/nowhere"), ("POST", "/headrace/clients")])  # fmt: skip
+def test_any_other_request_is(
+    site: Site, ask: Callable[..., httpx.Response], method: str, path: str
+) -> None:
+    site.now[0] = 129.0
+    ask(method, path, json={} if method == "POST" else None)
+    while ask("GET", "/headrace/status").json()["active_requests"]:
+        pass  # it ends a moment after its answer
+    site.now[0] = 158.0
+    assert not site.attendant.due()
+    site.now[0] = 159.0
+    assert site.attendant.due()
+
+
+def test_a_foreign_host_learns_nothing(site: Site, ask: Callable[..., httpx.Response]) -> None:
+    for path in ("/headrace/status", "/metrics", "/headrace/clients"):
+        assert ask("GET", path, headers={"host": "evil.example"}).status_code == 403
+
+
+def test_a_generation_that_begins_as_the_server_stops_fails(site: Site) -> None:
+    """It was admitted, and its body came later."""
+    with site.attendant.request("/plain/ask") as watch:
+        watch.admit()
+        site.attendant.stop()
+        running = watch.heard(site.backend.submit(REQUEST, request_id="a", arrived=0.0), REQUEST)
+        assert asyncio.run(running.next()) == Failed(STOPPING)
+
+
+def test_a_request_that_runs_keeps_the_server(site: Site) -> None:
+    with site.attendant.request("/plain/ask"):
+        site.now[0] = 10_000.0
+        assert not site.attendant.due()
+    assert not site.attendant.due()
+    site.now[0] = 10_030.0
+    assert site.attendant.due()
