@@ -368,6 +368,23 @@ def test_numbers_that_no_double_holds_become_strings() -> None:
     assert json.loads(done.arguments) == {"a": "1e999", "b": "-1e999", "c": 1e20, "d": "9" * 400}
 
 
+def test_numbers_of_a_strict_tool_stay_numbers() -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": {"type": "number"}}}, strict=True)  # fmt: skip
+    most = 1.7976931348623157e308
+    for number, value in (("1e999", most), ("-1e999", -most), ("1e20", 1e20)):
+        for row, text in (
+            (HERMES, f'<tool_call>{{"name": "f", "arguments": {{"a": {number}}}}}</tool_call>'),
+            (MISTRAL_ARGS, f'[TOOL_CALLS]f[ARGS]{{"a": {number}}}'),
+            (
+                QWEN_XML,
+                f"<tool_call><function=f><parameter=a>{number}</parameter></function></tool_call>",
+            ),
+        ):
+            done = parsed(row, text, [tool])[-1]
+            assert isinstance(done, CallDone)
+            assert json.loads(done.arguments) == {"a": value}
+
+
 def test_line_ends_in_a_string_are_escaped() -> None:
     done = parsed(HERMES, '<tool_call>{"name": "now", "arguments": {"a": "x\n\ty"}}</tool_call>')[-1]  # fmt: skip
     assert done == CallDone(0, '{"a": "x\\n\\ty"}')

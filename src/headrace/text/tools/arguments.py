@@ -118,8 +118,8 @@ def is_text(allowed: frozenset[str] | None) -> bool:
     return allowed is not None and "string" in allowed
 
 
-def typed(allowed: frozenset[str] | None, text: str) -> str:
-    """An argument's text as JSON text; allowed: `types`."""
+def typed(allowed: frozenset[str] | None, text: str, *, strict: bool = False) -> str:
+    """An argument's text as JSON text; allowed: `types`; strict: see `json_text.JsonText`."""
     if is_text(allowed):
         return quoted(text)
     bare = text.strip()
@@ -130,7 +130,7 @@ def typed(allowed: frozenset[str] | None, text: str) -> str:
         return word
     if "null" in allowed and word in ("null", "none"):
         return "null"
-    value = json_text.whole(bare)
+    value = json_text.whole(bare, strict=strict)
     if value.error or _KINDS.get(value.kind, "number") not in allowed:
         return quoted(text)
     return value.out()

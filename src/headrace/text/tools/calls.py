@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ class Calls:
         self.count = 0
 
 
-class Body:
+class Body(ABC):
     """What is between the tags of a call. error: why it is none. over: nothing of it can follow. enough: it could end
     here."""
 
@@ -41,6 +42,7 @@ class Body:
         self.over = False
         self.pieces: list[Piece] = []
         self.index: int | None = None
+        self._strict = False  # the tool's arguments follow its schema
         self._parts: list[str] = []
 
     @property
@@ -52,8 +54,9 @@ class Body:
         """Whether a call was told of."""
         return self.index is not None
 
+    @abstractmethod
     def feed(self, text: str, at: int) -> int:
-        raise NotImplementedError
+        """Read from a place of the text; returns how far it came."""
 
     def closed(self) -> list[Piece]:
         """What is told once the closing tag is there."""
@@ -64,6 +67,7 @@ class Body:
             self.error = f"the tool {name[:80]!r} is not declared"
             return
         self.index = self.calls.count
+        self._strict = self.calls.tools[name].strict
         self.calls.count += 1
         self.pieces.append(CallBegun(self.index, name))
 
@@ -78,8 +82,8 @@ class Named(Body):
 
     def __init__(self, calls: Calls, name: str) -> None:
         super().__init__(calls)
-        self._value = JsonText()
         self._begin(name)
+        self._value = JsonText(strict=self._strict)
 
     def feed(self, text: str, at: int) -> int:
         at = self._value.feed(text, at)
@@ -122,7 +126,7 @@ class Object(Body):
         if self._expect in ("open", "comma", "colon") and char == _MARKS[self._expect]:
             self._expect = _NEXT[self._expect]
             if self._expect == "value":
-                self._value = JsonText()
+                self._value = JsonText(strict=self._strict)
             return at + 1
         if self._expect in ("key", "first key") and char == '"':
             self._key, self._value = None, JsonText()
@@ -168,7 +172,8 @@ class Object(Body):
             self._begin(str(json.loads(text)))
             self._put("".join(self._early))
         elif key in ("arguments", "parameters") and text != "null":
-            inside = whole(json.loads(text)) if text[:1] == '"' else None  # some encode them twice
+            twice = text[:1] == '"'  # some encode them so
+            inside = whole(json.loads(text), strict=self._strict) if twice else None
             if inside is None or inside.error or inside.kind != "{":
                 self.error = "the arguments are no JSON object"
                 return
@@ -348,7 +353,8 @@ class Elements(Body):
         if self._text is None:
             self._put('"')
         else:
-            self._put(arguments.typed(self._allowed, "".join(self._text)))
+            text_of_it = "".join(self._text)
+            self._put(arguments.typed(self._allowed, text_of_it, strict=self._strict))
         self._step = self._inside
         return stop + len(END_PARAMETER)
 

@@ -2,8 +2,8 @@
 
 Owns what of a model's JSON is forgiven: line ends and other control characters inside strings, which are escaped;
 halves of surrogate pairs, which become U+FFFD, because no UTF-8 can hold them; and numbers that no double holds (1e999,
-integers of hundreds of digits), which become strings of their text, because JSON readers refuse them, or read
-infinity. Everything else that is not JSON is an error.
+integers of hundreds of digits), because JSON readers refuse them, or read infinity: they become strings of their text,
+and the largest double in arguments that a grammar held to a schema. Everything else that is not JSON is an error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 
 MAX_DEPTH = 90  # a message that is replayed with its calls is nested deeper, and conversations are bounded at 100
 MAX_NUMBER = 1 << 16  # characters
@@ -25,9 +26,13 @@ _WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
 class JsonText:
-    """Reads one value. `take` what came since; `out` has its text, `done` and `error` say how it stands."""
+    """Reads one value. `feed` what came since; `out` has its text, `done` and `error` say how it stands.
 
-    def __init__(self) -> None:
+    strict: the value is one that a schema's grammar allowed, and stays one.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self.done = False
         self.error = ""
         self.kind = ""  # the value's first character
@@ -210,7 +215,7 @@ class JsonText:
         if not _NUMBER.fullmatch(text):
             self.error = f"{text[:40]!r} is no number"
             return
-        self._out.append(number(text))
+        self._out.append(number(text, strict=self._strict))
         self._ended()
 
 
@@ -224,14 +229,16 @@ _NAMES = {
 }
 
 
-def number(text: str) -> str:
-    """A number of JSON as it is, or as a string where a double would be infinite."""
-    return text if math.isfinite(float(text)) else f'"{text}"'
+def number(text: str, *, strict: bool = False) -> str:
+    """A number of JSON as it is. Where a double would be infinite, a string; with `strict` the largest double."""
+    if math.isfinite(float(text)):
+        return text
+    return f"{'-' * text.startswith('-')}{sys.float_info.max!r}" if strict else f'"{text}"'
 
 
-def whole(text: str) -> JsonText:
+def whole(text: str, *, strict: bool = False) -> JsonText:
     """A value that is all there; its error is set unless it is one value and nothing else."""
-    value = JsonText()
+    value = JsonText(strict=strict)
     at = value.feed(text, 0)
     value.end()
     if not value.error and (not value.done or text[at:].strip(" \t\n\r")):
