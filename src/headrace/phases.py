@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, cast
 from headrace.completion import Answer, Completion
 from headrace.engine.phased import Phased
 from headrace.errors import InputError
-from headrace.options import GenerateOptions, How, split
+from headrace.options import GenerateOptions, How, check_names, split
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import GenerationStats, SamplingParams
 
@@ -17,7 +17,15 @@ Phase = Literal["thinking", "answer"]
 Ended = Literal["closed", "stop", "length", "answer_now", "cancelled"]
 
 DEFAULT_END = "</think>"
-_NOT_OF_A_THOUGHT = ("schema", "regex", "grammar", "stop", "reuse", "shared_prefix_tokens")
+_NOT_OF_A_THOUGHT = (
+    "adapter",
+    "schema",
+    "regex",
+    "grammar",
+    "stop",
+    "reuse",
+    "shared_prefix_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,8 @@ class ThinkOptions(PhaseOptions, GenerateOptions, total=False):
 
 
 def answer_options(options: ThinkOptions) -> GenerateOptions:
-    """Those of the answer alone."""
+    """Those of the answer alone. Raises SettingError for names that nothing has."""
+    check_names(options, ThinkOptions)
     chosen = {k: v for k, v in options.items() if k not in PhaseOptions.__annotations__}
     return cast(GenerateOptions, chosen)
 
@@ -91,6 +100,7 @@ def thinking_plan(
     for name in _NOT_OF_A_THOUGHT:
         if thinking.get(name) is not None:
             raise InputError(f"a thought has no {name}")
+    check_names(thinking, GenerateOptions, "of a thought")
     end, transition = options.get("end", DEFAULT_END), options.get("transition")
     after = f"{end}\n\n" if transition is None else transition
     return ThinkingPlan(
@@ -223,7 +233,8 @@ class ThinkingRun:
         if ended == "closed":
             stats = replace(stats, finish_reason="stop")
         elif stats.finish_reason == "cancelled" and ended == "length":
-            ended = "answer_now" if self.phases.cut else "cancelled"
+            asked = self.phases.cut and not self.phases.cancelled
+            ended = "answer_now" if asked else "cancelled"
         if not self.phases.closed and (text := written.flush(cut=ended != "stop")):
             yield Piece("thinking", text)
         self.thought = Thought(written.completion(stats).text, tuple(tokens), ended, stats)
