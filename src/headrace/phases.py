@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Literal, TypedDict, cast
 
 from headrace.completion import Answer, Completion
 from headrace.engine.phased import Phased
-from headrace.errors import InputError
+from headrace.errors import CancelledError, InputError
 from headrace.options import GenerateOptions, How, check_names, split
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import GenerationStats, SamplingParams
@@ -108,12 +110,18 @@ def thinking_plan(
     )
 
 
-class Thinking:
-    """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end."""
+class Thinking(Iterator[Piece]):
+    """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end.
+
+    Threads that share one get a piece each, in turn.
+    """
 
     def __init__(self, run: ThinkingRun) -> None:
         self._run = run
         self._pieces = run.pieces()
+        self._one = (
+            threading.RLock()
+        )  # asks for a piece, or ends it; a signal handler may do so within
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -134,23 +142,38 @@ class Thinking:
         return self._run.answer
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        return self
+
+    def __next__(self) -> Piece:
+        with self._one:
+            return next(self._pieces)
 
     def answer_now(self) -> None:
         """End the thought within one step, and answer from what there is. Callable from any thread."""
         self._run.phases.answer_now()
 
     def finish(self) -> Completion:
-        """The answer, once both phases have ended."""
+        """The answer, once both phases have ended. Raises CancelledError where it was closed before the answer."""
         for _ in self:
             pass
-        assert self.answer is not None, "it was closed before its end"
+        if self.answer is None:
+            raise CancelledError("it was closed before its answer began")
         return self.answer
 
     def close(self) -> None:
-        """End where it is."""
-        self._pieces.close()
-        self._run.close()
+        """End where it is; returns once it has ended. From any thread, while another may wait for a piece."""
+        if getgeneratorstate(self._pieces) == GEN_CLOSED:
+            return
+        self.cancel()  # first: who waits for a piece has the lock
+        with self._one:
+            # A signal handler may be here within the reader, which then ends it.
+            if getgeneratorstate(self._pieces) != GEN_RUNNING:
+                self._pieces.close()
+                self._run.close()
+
+    def cancel(self) -> None:
+        """End both phases, each within one step; the pieces end by themselves. Callable from any thread."""
+        self._run.phases.cancel()
 
 
 class ThinkingRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.engine.prefix_disk import DiskOptions, survey
-from headrace.errors import ContextError, InputError, SettingError
+from headrace.errors import CancelledError, ContextError, InputError, SettingError
 from headrace.llm import LLM
 from headrace.phases import Thinking
 from headrace.values import Message, SamplingParams
@@ -189,6 +190,42 @@ def test_a_cancellation_reaches_both_phases_whatever_else_is_asked(wild: LLM, or
     again = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
     again.answer_now()
     assert again.finish().tokens  # a cancellation of before is over
+
+
+def test_threads_share_one_and_any_may_end_it(wild: LLM) -> None:
+    alone = list(wild.think(ASK, thinking=THINK, **ANSWER))  # type: ignore[typeddict-item]
+    shared = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(lambda _: list(shared), range(2)))
+    assert Counter(parts[0] + parts[1]) == Counter(alone)
+    for end in (Thinking.close, Thinking.cancel):
+        thinking = wild.think(ASK, thinking={**THINK, "max_tokens": 800}, **ANSWER)  # type: ignore[typeddict-item]
+        begun = threading.Event()
+
+        def read(thinking: Thinking = thinking, begun: threading.Event = begun) -> None:
+            for _ in thinking:
+                begun.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            begun.wait()
+            end(thinking)
+            reader.result()
+        assert next(thinking, None) is None
+        assert thinking.thought is None or thinking.thought.ended == "cancelled"
+        assert thinking.answer is None or thinking.answer.tokens == ()
+    assert list(wild.think(ASK, thinking=THINK, **ANSWER)) == alone  # type: ignore[typeddict-item]
+
+
+def test_what_was_closed_has_no_answer(wild: LLM) -> None:
+    for pieces in (0, 1):
+        thinking = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+        for _ in range(pieces):
+            next(thinking)
+        thinking.close()
+        thinking.close()
+        with pytest.raises(CancelledError, match="closed"):
+            thinking.finish()
 
 
 def test_a_schema_starts_with_the_first_token_of_the_answer(wild: LLM) -> None:

@@ -53,6 +53,7 @@ class Phased:
         self._thinks = True
         self.cut = False  # an answer was asked for
         self._cancels = turns.cancels
+        self._stopped = False
 
     def answer_now(self) -> None:
         """End the thought, within one step. Callable from any thread; nothing once the answer has begun."""
@@ -62,8 +63,14 @@ class Phased:
 
     @property
     def cancelled(self) -> bool:
-        """Whether everything was cancelled since the thought began: that ends both phases, whatever else was asked."""
-        return self._turns.cancels != self._cancels
+        """Whether everything was cancelled since the thought began, or this. It ends both phases."""
+        return self._stopped or self._turns.cancels != self._cancels
+
+    def cancel(self) -> None:
+        """End both phases, each within one step. Callable from any thread."""
+        self._stopped = True
+        if (ticket := self._ticket) is not None:
+            ticket.cancelled = True
 
     def budget(
         self, prompt: Tokens[int], thinking: SamplingParams, answer: SamplingParams, closing: int
@@ -91,6 +98,8 @@ class Phased:
         self._begin(self._prompt, replace(params, max_tokens=max_tokens), asked)
         if self.cut:
             self.answer_now()
+        if self._stopped:
+            self.cancel()
         return self._tokens()
 
     def answer(
