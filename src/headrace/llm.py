@@ -34,7 +34,7 @@ from headrace.errors import InputError, PromptSizeError, UnsupportedError
 from headrace.heads import Heads
 from headrace.loading import LoadOptions, load
 from headrace.memory.inputs import PlanOptions
-from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, split
+from headrace.options import CONSTRAINTS, GenerateOptions, How, check_how, check_names, split
 from headrace.phases import Thinking, ThinkingRun, ThinkOptions, answer_options, thinking_plan
 from headrace.prompt import as_text, num_characters, token_ids
 from headrace.stream import Stream, finished
@@ -359,6 +359,7 @@ class LLM:
         **how: Unpack[How],
     ) -> Stream:
         """Pieces of text after the prompt `ids`. continues: see `Tokenizer.stream`; the rest: see `GenerateOptions`."""
+        check_names(how, How)
         check_how(sampling, how)
         prompt, grammar = token_ids(ids), how.get("grammar")
         self._loaded.adapters.find(how.get("adapter"))

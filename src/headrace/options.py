@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypedDict
 
 from headrace.engine.damped import DampedParams, check_greedy
@@ -63,6 +65,7 @@ class How(TypedDict, total=False):
 
 def split(options: GenerateOptions, vocab_size: int) -> tuple[SamplingParams, How]:
     """Options but for a grammar as values. Raises SettingError."""
+    check_names(options, GenerateOptions)
     others = {*CONSTRAINTS, *How.__annotations__}
     sampling = {k: v for k, v in options.items() if k not in others}
     how: How = {}
@@ -81,6 +84,16 @@ def split(options: GenerateOptions, vocab_size: int) -> tuple[SamplingParams, Ho
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
     check_how(params, how)
     return params, how
+
+
+def check_names(options: Mapping[str, object], known: type, whose: str = "") -> None:
+    """Raises SettingError for a name that is none of a TypedDict's, with the one that is most like it."""
+    names = list(known.__annotations__)
+    for name in options:
+        if name not in names:
+            near = get_close_matches(str(name), names, 1, 0)[0]
+            there = f"no option {whose}".rstrip()
+            raise SettingError(f"{name!s:.60} is {there}; the nearest is {near}")
 
 
 def check_how(params: SamplingParams, how: How) -> None:

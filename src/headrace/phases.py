@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Literal, TypedDict, cast
 
 from headrace.completion import Answer, Completion
 from headrace.engine.phased import Phased
-from headrace.errors import InputError
-from headrace.options import GenerateOptions, How, split
+from headrace.errors import CancelledError, InputError
+from headrace.options import GenerateOptions, How, check_names, split
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import GenerationStats, SamplingParams
 
@@ -17,7 +19,15 @@ Phase = Literal["thinking", "answer"]
 Ended = Literal["closed", "stop", "length", "answer_now", "cancelled"]
 
 DEFAULT_END = "</think>"
-_NOT_OF_A_THOUGHT = ("schema", "regex", "grammar", "stop", "reuse", "shared_prefix_tokens")
+_NOT_OF_A_THOUGHT = (
+    "adapter",
+    "schema",
+    "regex",
+    "grammar",
+    "stop",
+    "reuse",
+    "shared_prefix_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,8 @@ class ThinkOptions(PhaseOptions, GenerateOptions, total=False):
 
 
 def answer_options(options: ThinkOptions) -> GenerateOptions:
-    """Those of the answer alone."""
+    """Those of the answer alone. Raises SettingError for names that nothing has."""
+    check_names(options, ThinkOptions)
     chosen = {k: v for k, v in options.items() if k not in PhaseOptions.__annotations__}
     return cast(GenerateOptions, chosen)
 
@@ -91,6 +102,7 @@ def thinking_plan(
     for name in _NOT_OF_A_THOUGHT:
         if thinking.get(name) is not None:
             raise InputError(f"a thought has no {name}")
+    check_names(thinking, GenerateOptions, "of a thought")
     end, transition = options.get("end", DEFAULT_END), options.get("transition")
     after = f"{end}\n\n" if transition is None else transition
     return ThinkingPlan(
@@ -98,12 +110,18 @@ def thinking_plan(
     )
 
 
-class Thinking:
-    """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end."""
+class Thinking(Iterator[Piece]):
+    """A thought and an answer: iterate over the pieces of both, once. `thought` and `answer` are set as they end.
+
+    Threads that share one get a piece each, in turn.
+    """
 
     def __init__(self, run: ThinkingRun) -> None:
         self._run = run
         self._pieces = run.pieces()
+        self._one = (
+            threading.RLock()
+        )  # asks for a piece, or ends it; a signal handler may do so within
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -124,23 +142,38 @@ class Thinking:
         return self._run.answer
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        return self
+
+    def __next__(self) -> Piece:
+        with self._one:
+            return next(self._pieces)
 
     def answer_now(self) -> None:
         """End the thought within one step, and answer from what there is. Callable from any thread."""
         self._run.phases.answer_now()
 
     def finish(self) -> Completion:
-        """The answer, once both phases have ended."""
+        """The answer, once both phases have ended. Raises CancelledError where it was closed before the answer."""
         for _ in self:
             pass
-        assert self.answer is not None, "it was closed before its end"
+        if self.answer is None:
+            raise CancelledError("it was closed before its answer began")
         return self.answer
 
     def close(self) -> None:
-        """End where it is."""
-        self._pieces.close()
-        self._run.close()
+        """End where it is; returns once it has ended. From any thread, while another may wait for a piece."""
+        if getgeneratorstate(self._pieces) == GEN_CLOSED:
+            return
+        self.cancel()  # first: who waits for a piece has the lock
+        with self._one:
+            # A signal handler may be here within the reader, which then ends it.
+            if getgeneratorstate(self._pieces) != GEN_RUNNING:
+                self._pieces.close()
+                self._run.close()
+
+    def cancel(self) -> None:
+        """End both phases, each within one step; the pieces end by themselves. Callable from any thread."""
+        self._run.phases.cancel()
 
 
 class ThinkingRun:
@@ -223,7 +256,8 @@ class ThinkingRun:
         if ended == "closed":
             stats = replace(stats, finish_reason="stop")
         elif stats.finish_reason == "cancelled" and ended == "length":
-            ended = "answer_now" if self.phases.cut else "cancelled"
+            asked = self.phases.cut and not self.phases.cancelled
+            ended = "answer_now" if asked else "cancelled"
         if not self.phases.closed and (text := written.flush(cut=ended != "stop")):
             yield Piece("thinking", text)
         self.thought = Thought(written.completion(stats).text, tuple(tokens), ended, stats)

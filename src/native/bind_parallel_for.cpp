@@ -10,7 +10,9 @@ struct PyTask {
   bool call(nb::object index) const {
     const std::shared_ptr<Round> held = round;  // the host may drop the task meanwhile
     int64_t number = 0;
-    if (!nb::try_cast(index, number)) return held->invent(nb::repr(index).c_str()), true;
+    // A whole float could be cast, but is no index.
+    if (!PyIndex_Check(index.ptr()) || !nb::try_cast(index, number))
+      return held->invent(nb::repr(index).c_str()), true;
     nb::gil_scoped_release release;
     return held->call(number);
   }
@@ -38,7 +40,7 @@ std::string PyParallelFor::failure() {
 }
 
 void bind_parallel_for(nb::module_& m) {
-  nb::class_<PyTask>(m, "Task").def("__call__", &PyTask::call);
+  nb::class_<PyTask>(m, "Task").def("__call__", &PyTask::call, nb::arg("index").none());
 }
 
 }  // namespace headrace

@@ -136,10 +136,19 @@ def test_a_file_is_no_folder(shell: Shell, tmp_path: Path, flags: tuple[str, ...
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_no_folder_is_an_empty_one(shell: Shell, tmp_path: Path) -> None:
-    assert listed(shell, tmp_path / "none")["segments"] == []
-    assert shell.run("prefix-cache", "--dir", tmp_path / "none", "--clear").returncode == 0
+def test_a_folder_that_never_was_a_cache(shell: Shell, tmp_path: Path) -> None:
+    for flags in ((), ("--clear",), ("--json",)):
+        done = shell.run("prefix-cache", "--dir", tmp_path / "none", *flags)
+        assert done.returncode == 2
+        assert b"does not exist" in done.stderr
     assert not (tmp_path / "none").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    assert shell.run("prefix-cache", "--dir", tmp_path / "other", "--clear").returncode == 0
+    assert os.listdir(tmp_path / "other") == ["file"]
+
+
+def test_no_folder_of_its_own_is_an_empty_one(shell: Shell) -> None:
     done = shell.run("prefix-cache")
     assert done.returncode == 0
     assert str(shell.home / "prefix-cache") in done.stdout.decode()

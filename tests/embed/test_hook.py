@@ -40,6 +40,11 @@ class Hook:
             indices.append(0)
         elif wrong == "invent":
             indices.append(count)
+        elif wrong == "float":
+            task(0.0)  # type: ignore[arg-type]
+            del indices[0]
+        elif wrong == "none":
+            task(None)  # type: ignore[arg-type]
         for index in indices:
             task(index)
 
@@ -72,7 +77,8 @@ def test_tokens_are_the_same(wide: Artifact, kernels: str, matvec: bool, max_tas
 
 @pytest.mark.parametrize(
     ("fault", "kernels"),
-    [("omit", None), ("repeat", None), ("invent", None), ("omit", "reference")],
+    [(fault, None) for fault in ("omit", "repeat", "invent", "float", "none")]
+    + [(fault, "reference") for fault in ("omit", "float", "none")],
 )
 def test_a_broken_finish_is_repeated(wide: Artifact, fault: str, kernels: str | None) -> None:
     with opened(wide, kernels) as frame, frame.new(PROMPT[:5]) as sequence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.engine.prefix_disk import DiskOptions, survey
-from headrace.errors import ContextError, InputError, SettingError
+from headrace.errors import CancelledError, ContextError, InputError, SettingError
 from headrace.llm import LLM
 from headrace.phases import Thinking
-from headrace.values import Message
+from headrace.values import Message, SamplingParams
 
 ASK = "Is the river wide?"
 THINK = {"temperature": 1.0, "seed": 4, "max_tokens": 40}
@@ -172,6 +173,61 @@ def test_a_cancellation_reaches_both_phases(wild: LLM, phase: str) -> None:
     assert wild.generate(ASK, **ANSWER).tokens  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("order", ["now first", "cancel first"])
+def test_a_cancellation_reaches_both_phases_whatever_else_is_asked(wild: LLM, order: str) -> None:
+    thinking = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    for count, _ in enumerate(thinking):
+        if count == 0 and order != "cancel first":
+            thinking.answer_now()
+        if count == 0:
+            wild.cancel()
+        if count == 0 and order == "cancel first":
+            thinking.answer_now()
+    assert thinking.thought is not None
+    assert thinking.answer is not None
+    assert thinking.thought.ended == "cancelled"
+    assert (thinking.answer.finish_reason, thinking.answer.tokens) == ("cancelled", ())
+    again = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    again.answer_now()
+    assert again.finish().tokens  # a cancellation of before is over
+
+
+def test_threads_share_one_and_any_may_end_it(wild: LLM) -> None:
+    alone = list(wild.think(ASK, thinking=THINK, **ANSWER))  # type: ignore[typeddict-item]
+    shared = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(lambda _: list(shared), range(2)))
+    assert Counter(parts[0] + parts[1]) == Counter(alone)
+    for end in (Thinking.close, Thinking.cancel):
+        thinking = wild.think(ASK, thinking={**THINK, "max_tokens": 800}, **ANSWER)  # type: ignore[typeddict-item]
+        begun = threading.Event()
+
+        def read(thinking: Thinking = thinking, begun: threading.Event = begun) -> None:
+            for _ in thinking:
+                begun.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            begun.wait()
+            end(thinking)
+            reader.result()
+        assert next(thinking, None) is None
+        assert thinking.thought is None or thinking.thought.ended == "cancelled"
+        assert thinking.answer is None or thinking.answer.tokens == ()
+    assert list(wild.think(ASK, thinking=THINK, **ANSWER)) == alone  # type: ignore[typeddict-item]
+
+
+def test_what_was_closed_has_no_answer(wild: LLM) -> None:
+    for pieces in (0, 1):
+        thinking = wild.think(ASK, thinking=THINK, **ANSWER)  # type: ignore[typeddict-item]
+        for _ in range(pieces):
+            next(thinking)
+        thinking.close()
+        thinking.close()
+        with pytest.raises(CancelledError, match="closed"):
+            thinking.finish()
+
+
 def test_a_schema_starts_with_the_first_token_of_the_answer(wild: LLM) -> None:
     """However the thought ends, and with drafts the same."""
     end = marker_of(wild, 3)
@@ -255,8 +311,29 @@ def test_what_cannot_be_is_refused(wild: LLM) -> None:
             wild.think(ASK, **options)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="max_tokens is 0"):
         wild.think(ASK, thinking={"max_tokens": 0})
-    with pytest.raises(TypeError, match="budget"):
+    with pytest.raises(InputError, match="a thought has no adapter"):
+        wild.think(ASK, thinking={"adapter": "x"})
+    with pytest.raises(SettingError, match="budget is no option; the nearest is "):
         wild.think(ASK, budget=3)  # type: ignore[call-arg]
+    with pytest.raises(SettingError, match="openin is no option; the nearest is opening"):
+        wild.think(ASK, openin="<think>")  # type: ignore[call-arg]
+    with pytest.raises(SettingError, match="top_q is no option of a thought; the nearest is top_"):
+        wild.think(ASK, thinking={"top_q": 3})  # type: ignore[typeddict-unknown-key]
+
+
+def test_an_option_that_nothing_has_is_named_with_the_nearest(wild: LLM) -> None:
+    say = [Message("user", ASK)]
+    for call in (
+        lambda **options: wild.generate(ASK, **options),
+        lambda **options: wild.stream(ASK, **options),
+        lambda **options: wild.chat(say, **options),
+        lambda **options: wild.stream_chat(say, **options),
+        lambda **options: wild.generate_ids([1], **options),
+    ):
+        with pytest.raises(SettingError, match="temprature is no option; .* is temperature"):
+            call(temprature=1.0)
+    with pytest.raises(SettingError, match="grammars is no option; the nearest is grammar"):
+        wild.stream_ids([1], SamplingParams(), grammars=None)  # type: ignore[call-arg]
 
 
 def test_beside_another_and_closing(wild: LLM) -> None:

@@ -15,6 +15,7 @@ from headrace import config
 from headrace.cli.prefix_options import folder
 from headrace.engine import prefix_disk
 from headrace.engine.prefix_disk import Survey
+from headrace.errors import FileError
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 FOLDER = "prefix-cache"
@@ -42,6 +43,8 @@ def prefix_cache(
         Print one JSON object.
     """
     directory = config.load().home / FOLDER if dir is None else dir
+    if dir is not None and not dir.exists():
+        raise FileError(dir, "folder", "does not exist")
     if clear:
         return _clear(directory, json)
     found = prefix_disk.survey(directory)

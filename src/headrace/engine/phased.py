@@ -52,12 +52,25 @@ class Phased:
         self._ticket: Ticket | None = None  # of the phase that runs, or ran last
         self._thinks = True
         self.cut = False  # an answer was asked for
+        self._cancels = turns.cancels
+        self._stopped = False
 
     def answer_now(self) -> None:
         """End the thought, within one step. Callable from any thread; nothing once the answer has begun."""
         self.cut = True
         if self._thinks and self._ticket is not None:
             self._ticket.cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether everything was cancelled since the thought began, or this. It ends both phases."""
+        return self._stopped or self._turns.cancels != self._cancels
+
+    def cancel(self) -> None:
+        """End both phases, each within one step. Callable from any thread."""
+        self._stopped = True
+        if (ticket := self._ticket) is not None:
+            ticket.cancelled = True
 
     def budget(
         self, prompt: Tokens[int], thinking: SamplingParams, answer: SamplingParams, closing: int
@@ -81,9 +94,12 @@ class Phased:
     ) -> Iterator[Token]:
         """The thought; ends at `max_tokens`, an end token, `answer_now` or a cancellation, or is closed before."""
         self._prompt = list(prompt)
+        self._cancels = self._turns.cancels
         self._begin(self._prompt, replace(params, max_tokens=max_tokens), asked)
         if self.cut:
             self.answer_now()
+        if self._stopped:
+            self.cancel()
         return self._tokens()
 
     def answer(
@@ -97,7 +113,7 @@ class Phased:
         stopped = self._ticket is not None and self._ticket.cancelled and not self.cut
         self._thinks = False
         self._begin([*self._prompt, *thought, *closing], params, asked)
-        if stopped and self._ticket is not None:  # a cancellation reaches both
+        if (stopped or self.cancelled) and self._ticket is not None:  # a cancellation reaches both
             self._ticket.cancelled = True
         return self._tokens()
 

@@ -351,10 +351,12 @@ def clear(directory: Path) -> tuple[int, list[OSError]]:
     _check_folder(directory)
     if not directory.is_dir():
         return 0, []
+    if not any(_is_ours(path) for path in directory.iterdir()):
+        return 0, []  # and no lock is made in what never was a cache
     gone, left, handle = 0, [], lock(directory)
     try:
         for path in sorted(directory.iterdir()):
-            if is_name(path.name) or path.name.startswith(TEMPORARY):
+            if path.name != LOCK and _is_ours(path):
                 try:
                     path.unlink()
                     gone += 1
@@ -363,6 +365,10 @@ def clear(directory: Path) -> tuple[int, list[OSError]]:
     finally:
         os.close(handle)
     return gone, left
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == LOCK or is_name(path.name) or path.name.startswith(TEMPORARY)
 
 
 def _check_folder(directory: Path) -> None:

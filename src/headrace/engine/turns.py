@@ -32,6 +32,7 @@ class Turns:
         self._leader: _Waiting | None = None
         self._line: list[_Waiting] = []
         self._closed = False
+        self.cancels = 0  # calls of `cancel`
         scheduler.woken = self._wake
 
     @property
@@ -49,6 +50,7 @@ class Turns:
 
     def cancel(self) -> None:
         """End everything that is here now. Waits for nothing, so a signal handler may call it."""
+        self.cancels += 1
         self._scheduler.cancel()
 
     def next(self, ticket: Ticket) -> Token | None:

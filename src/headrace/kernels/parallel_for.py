@@ -55,7 +55,7 @@ class Round:
         with self._lock:
             if not self._open:
                 raise stale()
-            if index not in range(self._count):
+            if not hasattr(index, "__index__") or index not in range(self._count):
                 self._cause = self._cause or f"there is no task {index!r} of {self._count}"
             elif index in self._called:
                 self._cause = self._cause or f"task {index} was called twice"

@@ -49,6 +49,7 @@ _JSON: Any = {
 _CAUSES = {
     "oneOf constraints are not supported": "oneOf: its options could hold together; "
     "they must differ in type, or in a constant of a required property",
+    "contains no integer values": "minimum, maximum: there is no integer between its bounds",
     "NoExtension": "no text satisfies it",
     "missing special token prefix": "it names a token that the vocabulary does not have",
 }
@@ -255,7 +256,9 @@ class GrammarCompiler:
             if not isinstance(below, dict):
                 break
             text = json.dumps({**shared, **below})
-            lowered = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+            lowered = llguidance.LLMatcher.grammar_from_json_schema(
+                schemas.exact(text), overrides=_JSON
+            )
             matcher = llguidance.LLMatcher(self._library, lowered, log_level=0, limits=_limits())
             if not matcher.is_error():
                 break
@@ -267,7 +270,7 @@ class GrammarCompiler:
 def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        step_lexer_fuel=1_000_000,  # less than a tenth of a second
         step_max_items=100_000,
         max_items_in_row=10_000,
         max_lexer_states=50_000,  # about 2 kB each

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from headrace.errors import GrammarError
+from headrace.text import numbers
 
 MAX_BYTES = 512 << 10
 MAX_DEPTH = 100
@@ -32,6 +33,11 @@ _SINGLE = (
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+# Beside these keywords a reference is alone.
+_SILENT = (
+    "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
+    "deprecated", "readOnly", "writeOnly",
+)  # fmt: skip
 # What a message that does not name its keyword is about.
 _MEANT = {
     "regex": "pattern",
@@ -39,7 +45,9 @@ _MEANT = {
     "Pointer": "$ref",
     "Resource": "$ref",
     "anyOf is empty": "enum",
+    "integer interval": "minimum",
 }
+_EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 _WORD = re.compile(r"\$?[A-Za-z]+")
 # Dates of the years 1 to 9999, exactly: every date but 29 February, or 29 February of a leap year.
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -109,6 +117,7 @@ def check(root: Json) -> None:
         squares += len(properties) ** 2 if isinstance(properties, dict) else 0
         if squares > MAX_SQUARED_PROPERTIES:
             raise _refusal((place, "properties"), "properties: there are too many")
+    _check_multiples(root)
     if not _Finite(root).holds():
         raise _refusal(((), "$ref") if "$ref" in root else (), _ENDLESS)
 
@@ -154,12 +163,9 @@ def _exact(value: int) -> bool:
 
 
 def _check_object(place: Place, node: Json) -> None:
-    """Repeated keys count once, and a grammar cannot forbid them where they are not named. Who checks a multiple
-    divides doubles, which is exact for binary fractions alone."""
-    step = node.get("multipleOf")
-    if isinstance(step, float) and Fraction(repr(step)) != Fraction(step):
-        cause = f"multipleOf: {step!r} is neither an integer nor a binary fraction, such as 0.25"
-        raise _refusal((place, "multipleOf"), cause)
+    """Repeated keys count once, and a grammar cannot forbid them where they are not named."""
+    if found := numbers.fault(node):
+        raise _refusal((place, found[0]), found[1])
     least, required = node.get("minProperties"), node.get("required")
     if not isinstance(least, int) or node.get("additionalProperties") is False:
         return
@@ -169,9 +175,52 @@ def _check_object(place: Place, node: Json) -> None:
         raise _refusal((place, "minProperties"), cause)
 
 
-def walk(root: Json) -> Iterator[tuple[Place, Json]]:
-    """Every subschema that is an object, once, with its place; the root first, last what references alone reach."""
-    stack: list[tuple[Place, Any]] = [((), root)]
+def _check_multiples(root: Json) -> None:
+    """Bound the multiples of all numbers, and of those that are followed at once."""
+    steps = _steps(root, (), root)
+    total = 0
+    for step, place in steps.items():
+        total += numbers.states(step) or 0
+        if total > numbers.MAX_ALL_STATES:
+            cause = "multipleOf: the schema's multiples have too many remainders together"
+            raise _refusal(place, cause)
+    if not numbers.joined_fault(steps):
+        return
+    visits = 0
+    for place, node in walk(root):
+        if not _joins(node):
+            continue
+        visits += sum(1 for _ in walk(root, place, node))
+        if visits > MAX_VISITS:
+            raise GrammarError(KIND, "", "multipleOf: it stands below too many choices")
+        inside = _steps(root, place, node)
+        if cause := numbers.joined_fault(inside):
+            raise _refusal(next(reversed(inside.values())), cause)
+
+
+def _steps(root: Json, place: Place, node: Json) -> dict[Fraction, Place]:
+    """The multiples that a subschema and all below it ask for, each with its first place."""
+    found: dict[Fraction, Place] = {}
+    for at, below in walk(root, place, node):
+        if (step := numbers.step_of(below)) is not None:
+            found.setdefault(step, (at, "multipleOf"))
+    return found
+
+
+def _joins(node: Json) -> bool:
+    """Whether several parts of a subschema are followed at once."""
+    told = [key for key in node if key not in _SILENT]
+    return any(key in told for key in ("allOf", "anyOf", "oneOf")) or (
+        "$ref" in told and len(told) > 1
+    )
+
+
+def walk(root: Json, start: Place = (), node: Json | None = None) -> Iterator[tuple[Place, Json]]:
+    """Every subschema that is an object, once, with its place; the root first, last what references alone reach.
+
+    start, node: another subschema to begin with.
+    """
+    stack: list[tuple[Place, Any]] = [(start, root if node is None else node)]
     refs: dict[str, None] = {}  # those that are not followed yet
     known: set[str] = set()
     seen: set[int] = set()
@@ -187,14 +236,17 @@ def walk(root: Json) -> Iterator[tuple[Place, Json]]:
         yield place, node
         if isinstance(node.get("$ref"), str) and node["$ref"] not in known:
             refs[node["$ref"]] = None
-        below: list[tuple[Place, Any]] = [((place, k), node[k]) for k in _SINGLE if k in node]
-        for key in _LISTS:
-            if isinstance(node.get(key), list):
-                below += [(((place, key), i), v) for i, v in enumerate(node[key])]
-        for key in _MAPS:
-            if isinstance(node.get(key), dict):
-                below += [(((place, key), k), v) for k, v in node[key].items()]
-        stack += reversed(below)
+        stack += reversed(list(_below(place, node)))
+
+
+def _below(place: Place, node: Json) -> Iterator[tuple[Place, Any]]:
+    yield from (((place, k), node[k]) for k in _SINGLE if k in node)
+    for key in _LISTS:
+        if isinstance(node.get(key), list):
+            yield from ((((place, key), i), v) for i, v in enumerate(node[key]))
+    for key in _MAPS:
+        if isinstance(node.get(key), dict):
+            yield from ((((place, key), k), v) for k, v in node[key].items())
 
 
 def resolve(root: Json, ref: str) -> tuple[Place, Any]:
@@ -216,9 +268,10 @@ def resolve(root: Json, ref: str) -> tuple[Place, Any]:
 
 
 def exact(text: str) -> str:
-    """A checked schema, as JSON text, whose dates and times are what its formats mean."""
+    """A checked schema, as JSON text, whose numbers, dates and times are what its keywords mean."""
     root = json.loads(text)
     for _, node in walk(root):
+        numbers.tighten(node)
         name, every = node.get("format"), node.get("allOf", [])
         if isinstance(name, str) and name in _FORMATS and isinstance(every, list):
             node["allOf"] = [*every, {"pattern": _FORMATS[name]}]
@@ -231,6 +284,7 @@ def find(root: Json, cause: str) -> Place:
     nodes = list(walk(root))
     meant = [keyword for sign, keyword in _MEANT.items() if sign in cause]
     words = dict.fromkeys([*meant, *_WORD.findall(cause)])
+    words |= {_EXCLUSIVE[word]: None for word in words if word in _EXCLUSIVE}  # they were made one
     keywords = [w for w in words if any(w in node for _, node in nodes)]
     for quoted in (True, False):
         for keyword in keywords:
