@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,9 @@ def test_no_module_global_is_rebound() -> None:
         assert not [
             n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Global)
         ], path
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Two of one name cannot be collected in one run."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
