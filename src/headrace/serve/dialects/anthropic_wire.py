@@ -159,7 +159,7 @@ class ToolParam(Inner):
     name: str | None = Field(default=None, min_length=1, max_length=128)
     description: str | None = None
     input_schema: Json | None = None
-    strict: bool | None = Field(default=None, description="The arguments always follow the schema.")
+    strict: bool | None = Field(default=None, description="Arguments follow the schema exactly.")
     eager_input_streaming: bool | None = Field(
         default=None, description="The input is sent while it is written, not when it is complete."
     )

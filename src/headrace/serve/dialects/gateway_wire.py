@@ -51,17 +51,17 @@ def _is(kind: str) -> Tag:
 class Optioned(Camel):
     """What may carry options of providers, which are not looked at."""
 
-    provider_options: ProviderOptions | None = None
+    provider_options: ProviderOptions | None = Field(default=None, description="No effect.")
 
 
 class InlineData(Camel):
     type: Literal["data"]
-    data: str = Field(description="base64")
+    data: str = Field(description="Base64.")
 
 
 class UrlData(Camel):
     type: Literal["url"]
-    url: str = Field(description="a data: URL; others are refused")
+    url: str = Field(description="A data: URL; others are refused.")
     original_url: str | None = None
 
 
@@ -125,7 +125,7 @@ class CallPart(Optioned):
     type: Literal["tool-call"]
     tool_call_id: NonEmpty
     tool_name: NonEmpty
-    input: Any = Field(default=None, description="the arguments, a JSON object")
+    input: Any = Field(default=None, description="The arguments, a JSON object.")
     provider_executed: bool | None = None
 
 
@@ -319,7 +319,7 @@ class Body(Camel):
     top_p: float | None = None
     top_k: int | None = None
     presence_penalty: float | None = None
-    frequency_penalty: float | None = Field(default=None, description="0 only")
+    frequency_penalty: float | None = Field(default=None, description="0 only.")
     seed: int | None = None
     stop_sequences: list[NonEmpty] | None = None
     response_format: ResponseFormat | None = None
@@ -327,5 +327,5 @@ class Body(Camel):
     tool_choice: Choice | None = None
     reasoning: Reasoning | None = None
     provider_options: Providers | None = None
-    include_raw_chunks: bool | None = Field(default=None, description="no effect")
-    headers: dict[str, str | None] | None = Field(default=None, description="no effect")
+    include_raw_chunks: bool | None = Field(default=None, description="No effect.")
+    headers: dict[str, str | None] | None = Field(default=None, description="No effect.")

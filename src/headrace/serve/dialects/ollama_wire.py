@@ -14,6 +14,7 @@ Zero = Annotated[float, Field(ge=0, le=0, description="Accepted where it changes
 One = Annotated[float, Field(ge=1, le=1, description="Accepted where it changes nothing.")]
 Unused = Annotated[int, Field(description="No effect: it cannot change an answer here.")]
 UnusedFlag = Annotated[bool, Field(description="No effect: it cannot change an answer here.")]
+Off = Annotated[float, Field(description="No effect: mirostat is off.")]
 No = Annotated[Literal[False], Field(description="Accepted where false.")]
 KeepAlive = Annotated[
     float | str, Field(description="No effect: the server keeps its model loaded.")
@@ -61,8 +62,8 @@ class Options(Wire):
     embedding_only: No | None = None
     logits_all: No | None = None
 
-    mirostat_tau: float | None = None  # of a mirostat that is off
-    mirostat_eta: float | None = None
+    mirostat_tau: Off | None = None
+    mirostat_eta: Off | None = None
     num_keep: Unused | None = None
     num_batch: Unused | None = None
     num_gpu: Unused | None = None
