@@ -66,6 +66,8 @@ class UnreadSource(Inner):
 
 
 class DocumentBlock(Inner):
+    """Read as its title, context and text."""
+
     type: Literal["document"]
     source: Annotated[PlainSource | BlocksSource | UnreadSource, Field(discriminator="type")]
     title: str | None = None
@@ -80,6 +82,8 @@ class SearchResultBlock(Inner):
 
 
 class ToolReferenceBlock(Inner):
+    """Read as a sentence that names the tool."""
+
     type: Literal["tool_reference"]
     tool_name: str
 
@@ -94,7 +98,9 @@ class ToolResultBlock(Inner):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
-    is_error: bool | None = None
+    is_error: bool | None = Field(
+        default=None, description="True puts 'Error:' in front of the content."
+    )
 
 
 class ThinkingBlock(Inner):
@@ -168,7 +174,7 @@ class ToolParam(Inner):
 class ToolChoiceParam(Inner):
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    disable_parallel_tool_use: bool | None = Field(default=None, description="One call at most.")
 
 
 class Adaptive(Inner):

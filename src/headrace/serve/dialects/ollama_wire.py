@@ -82,8 +82,8 @@ class TextPart(Wire):
 
 
 class ImageUrl(Wire):
-    url: str
-    detail: str | None = None
+    url: str = Field(description="A data: URL; others are refused.")
+    detail: str | None = Field(default=None, description="No effect.")
 
 
 class ImagePart(Wire):
@@ -97,8 +97,10 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 class CalledFunction(Wire):
     name: str
     arguments: dict[str, Any]
-    index: int | None = None
-    description: str | None = None  # in Ollama's own documentation of replayed calls
+    index: int | None = Field(default=None, description="No effect.")
+    description: str | None = Field(  # in Ollama's own documentation of replayed calls
+        default=None, description="No effect."
+    )
 
 
 class CallWire(Wire):
@@ -107,7 +109,7 @@ class CallWire(Wire):
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] | None = None
-    index: int | None = None
+    index: int | None = Field(default=None, description="No effect.")
 
 
 class MessageWire(Wire):
@@ -124,7 +126,7 @@ class FunctionWire(Wire):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of an object.")
-    strict: bool | None = None
+    strict: bool | None = Field(default=None, description="Arguments follow the schema exactly.")
 
 
 class ToolWire(Wire):
@@ -171,7 +173,7 @@ class ShowBody(Wire):
 
     model: str | None = None
     name: str | None = Field(default=None, description="The old name of `model`.")
-    verbose: bool | None = None
+    verbose: bool | None = Field(default=None, description="No effect.")
     system: Empty | None = None
     template: Empty | None = None
     options: Nothing | None = None

@@ -88,7 +88,7 @@ class ImagePart(Wire):
     """A picture, inline."""
 
     type: Literal["input_image"]
-    image_url: str | None = Field(None, description="a data: URL with base64")
+    image_url: str | None = Field(None, description="A data: URL; others are refused.")
     detail: str | None = UNUSED
     file_id: Annotated[None, Refused("no file is stored; send a data: URL")] = None
     prompt_cache_breakpoint: Any = UNUSED
@@ -154,7 +154,7 @@ class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str = Field(description="a JSON object as text")
+    arguments: str = Field(description="A JSON object as text.")
     namespace: str | None = None
     parsed_arguments: Any = UNUSED
 
@@ -216,8 +216,8 @@ class FunctionTool(Wire):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: Json | None = Field(None, description="a JSON Schema of an object")
-    strict: bool | None = Field(None, description="whether arguments are held to the schema")
+    parameters: Json | None = Field(None, description="A JSON Schema of an object.")
+    strict: bool | None = Field(None, description="Arguments follow the schema exactly.")
     defer_loading: bool | None = UNUSED
     allowed_callers: list[str] | None = UNUSED
     output_schema: Any = UNUSED
