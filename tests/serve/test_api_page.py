@@ -112,6 +112,8 @@ def test_the_defaults_of_sampling(kind: str, profile: Profile) -> None:
 
 
 def test_the_limits_of_length_and_images() -> None:
-    assert f"at most {DEFAULT_LIMIT:,} tokens; on\nOllama's endpoints {ollama.DEFAULT_LIMIT}." in TEXT
+    assert (
+        f"at most {DEFAULT_LIMIT:,} tokens; on\nOllama's endpoints {ollama.DEFAULT_LIMIT}." in TEXT
+    )
     assert f"{MAX_BYTES >> 20} MiB and {MAX_PIXELS:,} pixels each" in TEXT
     assert f"no side more than {MAX_ASPECT} times the other" in TEXT
