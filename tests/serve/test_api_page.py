@@ -47,6 +47,11 @@ def test_python_prints_what_the_page_says(example: Example, url: str, tmp_path: 
     example.check(printed([sys.executable, "-c", example.at(url)], tmp_path))
 
 
+def test_the_program_of_the_readme_answers(url: str, tmp_path: Path) -> None:
+    (example,) = [e for e in examples("../README.md", "python") if "base_url" in e.code]
+    assert printed([sys.executable, "-c", example.at(url)], tmp_path).strip()
+
+
 def test_every_dialect_has_curl_and_an_sdk() -> None:
     for title, *_ in fields.PARTS.values():
         part = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)

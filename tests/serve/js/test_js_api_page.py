@@ -29,3 +29,12 @@ def test_javascript_prints_what_the_page_says(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     example.check(done.stdout)
+
+
+@pytest.mark.parametrize("example", examples("clients.md", "js"), ids=lambda e: e.name)
+def test_javascript_to_paste_is_javascript(
+    example: Example, node: str, node_modules: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "node_modules").symlink_to(node_modules)
+    (tmp_path / "example.mjs").write_text(example.code)
+    subprocess.run([node, "example.mjs"], cwd=tmp_path, check=True, timeout=120)
