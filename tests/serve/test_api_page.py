@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.serve.dialect import DEFAULT_LIMIT
-from headrace.serve.dialects import ollama
+from headrace.serve.dialects import anthropic, gateway, ollama, openai_chat
 from headrace.serve.images import MAX_ASPECT, MAX_BYTES, MAX_PIXELS
 from headrace.serve.profiles import CHAT, STRICT, THINKING, TOOLS, Profile
 from serve import fields
@@ -114,6 +115,33 @@ def test_the_defaults_of_sampling(kind: str, profile: Profile) -> None:
         profile.repetition_penalty,
     )
     assert f"| {kind} | {' | '.join(f'{value:g}' for value in values)} |" in TEXT
+
+
+def test_how_answers_end() -> None:
+    rows = {
+        "the model was done": "stop",
+        "a stop sequence, which is left out": "stop_sequence",
+        "tools are called": "tool_calls",
+        "its limit": "length",
+        "the window": "context",
+    }
+    for title, reason in rows.items():
+        (row,) = re.findall(rf"^\| {title} \|(.*)\|$", TEXT, re.M)
+        chat, _, messages, lines, gate = (cell.strip() for cell in row.split("|"))
+        assert chat == f"`{openai_chat.REASONS[reason]}`"
+        assert messages == f"`{anthropic.STOPS[reason]}`"
+        assert lines == ("`length`" if reason in ("length", "context") else "`stop`")
+        assert gate == f"`{gateway.UNIFIED[reason]}`"
+
+
+def test_every_code_of_an_error_is_one_of_the_code() -> None:
+    part = TEXT.partition("### Errors\n")[2].partition("\n[http]")[0]
+    codes = re.findall(r"^\| [\d, ]+ \| `(\w+)` \|", part, re.M)
+    assert len(codes) == 11
+    source = Path(headrace.__file__).parent
+    files = [*source.glob("serve/*.py"), source / "errors.py"]
+    written = "".join(path.read_text("utf-8") for path in files)
+    assert [code for code in codes if f'"{code}"' not in written] == []
 
 
 def test_the_limits_of_length_and_images() -> None:
