@@ -109,3 +109,39 @@ def test_test_files_have_names_of_their_own() -> None:
     """Two of one name cannot be collected in one run."""
     names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def modules(path: Path) -> set[str]:
+    """Every module that a file imports, in full, with the names behind `from`."""
+    out = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            out |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            out |= {node.module} | {f"{node.module}.{name.name}" for name in node.names}
+    return out
+
+
+def test_only_serve_knows_http() -> None:
+    """Nothing else imports a part of a server; only commands, above it, import serve."""
+    server = {"starlette", "uvicorn", "h11", "anyio", "asyncio", "http", "pydantic"}
+    for path in files():
+        if floor(path) != "serve":
+            found = {name for name in modules(path) if name.split(".")[0] in server}
+            assert not found, f"{path} imports {found}"
+    above = {floor(p) for p in files() if "serve" in imported(p)} - {"serve"}
+    assert above <= {"cli"}
+
+
+def test_dialects_only_translate() -> None:
+    """No engine, clock, chance or server in a dialect, and none of another dialect's modules."""
+    folder = SOURCE / "serve" / "dialects"
+    named = {"openai_chat", "openai_responses", "anthropic", "ollama", "gateway"}
+    banned = {"time", "random", "secrets", "uuid", "asyncio", "threading", "starlette", "uvicorn"}
+    for path in sorted(folder.glob("[a-z]*.py")):
+        own = next(name for name in named if path.stem.startswith(name))
+        found = modules(path)
+        assert not {name.split(".")[0] for name in found} & banned, path
+        assert imported(path) <= {"serve", "values"}, path
+        others = named - {own}
+        assert not [name for name in found if name.split(".")[-1].startswith(tuple(others))], path

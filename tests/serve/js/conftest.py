@@ -48,15 +48,22 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def program(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+def node(node_modules: Path) -> str:
+    """The Node that came with the packages, or the system's."""
+    processor = PROCESSORS.get(platform.machine(), "")
+    own = node_modules / f"node-linux-{processor}" / "bin" / "node"
+    return str(own) if own.is_file() else (shutil.which("node") or "node")
+
+
+@pytest.fixture(scope="session")
+def program(
+    node: str, node_modules: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Program]:
     """Hands a job to `<name>.mjs`, with the URL of a server: its answer. A program runs once a session."""
     folder = tmp_path_factory.mktemp("javascript")
     (folder / "node_modules").symlink_to(node_modules)
     for script in HERE.glob("*.mjs"):
         shutil.copy(script, folder)
-    processor = PROCESSORS.get(platform.machine(), "")
-    own = node_modules / f"node-linux-{processor}" / "bin" / "node"
-    node = str(own) if own.is_file() else (shutil.which("node") or "node")
     running: dict[str, Node] = {}
 
     def run(name: str, url: str, **job: object) -> Any:

@@ -66,6 +66,8 @@ class UnreadSource(Inner):
 
 
 class DocumentBlock(Inner):
+    """Read as its title, context and text."""
+
     type: Literal["document"]
     source: Annotated[PlainSource | BlocksSource | UnreadSource, Field(discriminator="type")]
     title: str | None = None
@@ -80,6 +82,8 @@ class SearchResultBlock(Inner):
 
 
 class ToolReferenceBlock(Inner):
+    """Read as a sentence that names the tool."""
+
     type: Literal["tool_reference"]
     tool_name: str
 
@@ -94,7 +98,9 @@ class ToolResultBlock(Inner):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
-    is_error: bool | None = None
+    is_error: bool | None = Field(
+        default=None, description="True puts 'Error:' in front of the content."
+    )
 
 
 class ThinkingBlock(Inner):
@@ -159,7 +165,7 @@ class ToolParam(Inner):
     name: str | None = Field(default=None, min_length=1, max_length=128)
     description: str | None = None
     input_schema: Json | None = None
-    strict: bool | None = Field(default=None, description="The arguments always follow the schema.")
+    strict: bool | None = Field(default=None, description="Arguments follow the schema exactly.")
     eager_input_streaming: bool | None = Field(
         default=None, description="The input is sent while it is written, not when it is complete."
     )
@@ -168,7 +174,7 @@ class ToolParam(Inner):
 class ToolChoiceParam(Inner):
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    disable_parallel_tool_use: bool | None = Field(default=None, description="One call at most.")
 
 
 class Adaptive(Inner):

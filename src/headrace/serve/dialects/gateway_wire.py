@@ -51,21 +51,23 @@ def _is(kind: str) -> Tag:
 class Optioned(Camel):
     """What may carry options of providers, which are not looked at."""
 
-    provider_options: ProviderOptions | None = None
+    provider_options: ProviderOptions | None = Field(default=None, description="No effect.")
 
 
 class InlineData(Camel):
     type: Literal["data"]
-    data: str = Field(description="base64")
+    data: str = Field(description="Base64.")
 
 
 class UrlData(Camel):
     type: Literal["url"]
-    url: str = Field(description="a data: URL; others are refused")
-    original_url: str | None = None
+    url: str = Field(description="A data: URL; others are refused.")
+    original_url: str | None = Field(default=None, description="No effect.")
 
 
 class ReferenceData(Camel):
+    """A file that a provider keeps: refused."""
+
     type: Literal["reference"]
     reference: dict[str, Any]
 
@@ -99,10 +101,12 @@ class TextPart(Optioned):
 
 
 class FilePart(Optioned):
+    """A picture, or text; other files are refused."""
+
     type: Literal["file"]
     data: AnyData
     media_type: str
-    filename: str | None = None
+    filename: str | None = Field(default=None, description="No effect.")
 
 
 class ReasoningPart(Optioned):
@@ -111,12 +115,16 @@ class ReasoningPart(Optioned):
 
 
 class ReasoningFilePart(Optioned):
+    """Refused."""
+
     type: Literal["reasoning-file"]
     data: AnyData
     media_type: str
 
 
 class CustomPart(Optioned):
+    """A part of a provider's own kind: left out."""
+
     type: Literal["custom"]
     kind: str | None = None
 
@@ -125,8 +133,10 @@ class CallPart(Optioned):
     type: Literal["tool-call"]
     tool_call_id: NonEmpty
     tool_name: NonEmpty
-    input: Any = Field(default=None, description="the arguments, a JSON object")
-    provider_executed: bool | None = None
+    input: Any = Field(default=None, description="The arguments, a JSON object.")
+    provider_executed: bool | None = Field(
+        default=None, description="True: the call and its result are left out."
+    )
 
 
 class TextOutput(Optioned):
@@ -160,7 +170,7 @@ class MediaPart(Optioned):
     type: Literal["media", "file-data", "image-data"]
     data: str
     media_type: str
-    filename: str | None = None
+    filename: str | None = Field(default=None, description="No effect.")
 
 
 ResultPart = Annotated[
@@ -261,7 +271,9 @@ class FunctionTool(Optioned):
     name: NonEmpty
     description: str | None = None
     input_schema: Json
-    input_examples: list[Any] | None = None
+    input_examples: list[Any] | None = Field(
+        default=None, description="No effect, and a warning says so."
+    )
     strict: bool | None = None
 
 
@@ -271,7 +283,7 @@ class ProviderTool(Optioned):
     type: Literal["provider", "provider-defined"]
     id: str
     name: str
-    args: Json | None = None
+    args: Json | None = Field(default=None, description="No effect.")
 
 
 WireTool = Annotated[
@@ -290,8 +302,8 @@ class Choice(Camel):
 class ResponseFormat(Camel):
     type: Literal["text", "json"]
     schema_: Json | None = Field(default=None, alias="schema")
-    name: str | None = None
-    description: str | None = None
+    name: str | None = Field(default=None, description="No effect.")
+    description: str | None = Field(default=None, description="No effect.")
 
 
 class Own(Camel):
@@ -301,7 +313,9 @@ class Own(Camel):
     parallel_tool_calls: bool | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    num_ctx: int | None = Field(default=None, ge=1)
+    num_ctx: int | None = Field(
+        default=None, ge=1, description="Tokens of prompt and answer together."
+    )
 
 
 class Providers(OpenWire):
@@ -319,7 +333,7 @@ class Body(Camel):
     top_p: float | None = None
     top_k: int | None = None
     presence_penalty: float | None = None
-    frequency_penalty: float | None = Field(default=None, description="0 only")
+    frequency_penalty: float | None = Field(default=None, description="0 only.")
     seed: int | None = None
     stop_sequences: list[NonEmpty] | None = None
     response_format: ResponseFormat | None = None
@@ -327,5 +341,5 @@ class Body(Camel):
     tool_choice: Choice | None = None
     reasoning: Reasoning | None = None
     provider_options: Providers | None = None
-    include_raw_chunks: bool | None = Field(default=None, description="no effect")
-    headers: dict[str, str | None] | None = Field(default=None, description="no effect")
+    include_raw_chunks: bool | None = Field(default=None, description="No effect.")
+    headers: dict[str, str | None] | None = Field(default=None, description="No effect.")

@@ -14,6 +14,7 @@ Zero = Annotated[float, Field(ge=0, le=0, description="Accepted where it changes
 One = Annotated[float, Field(ge=1, le=1, description="Accepted where it changes nothing.")]
 Unused = Annotated[int, Field(description="No effect: it cannot change an answer here.")]
 UnusedFlag = Annotated[bool, Field(description="No effect: it cannot change an answer here.")]
+Off = Annotated[float, Field(description="No effect: mirostat is off.")]
 No = Annotated[Literal[False], Field(description="Accepted where false.")]
 KeepAlive = Annotated[
     float | str, Field(description="No effect: the server keeps its model loaded.")
@@ -61,8 +62,8 @@ class Options(Wire):
     embedding_only: No | None = None
     logits_all: No | None = None
 
-    mirostat_tau: float | None = None  # of a mirostat that is off
-    mirostat_eta: float | None = None
+    mirostat_tau: Off | None = None
+    mirostat_eta: Off | None = None
     num_keep: Unused | None = None
     num_batch: Unused | None = None
     num_gpu: Unused | None = None
@@ -81,8 +82,8 @@ class TextPart(Wire):
 
 
 class ImageUrl(Wire):
-    url: str
-    detail: str | None = None
+    url: str = Field(description="A data: URL; others are refused.")
+    detail: str | None = Field(default=None, description="No effect.")
 
 
 class ImagePart(Wire):
@@ -96,8 +97,10 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 class CalledFunction(Wire):
     name: str
     arguments: dict[str, Any]
-    index: int | None = None
-    description: str | None = None  # in Ollama's own documentation of replayed calls
+    index: int | None = Field(default=None, description="No effect.")
+    description: str | None = Field(  # in Ollama's own documentation of replayed calls
+        default=None, description="No effect."
+    )
 
 
 class CallWire(Wire):
@@ -106,7 +109,7 @@ class CallWire(Wire):
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] | None = None
-    index: int | None = None
+    index: int | None = Field(default=None, description="No effect.")
 
 
 class MessageWire(Wire):
@@ -123,7 +126,7 @@ class FunctionWire(Wire):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of an object.")
-    strict: bool | None = None
+    strict: bool | None = Field(default=None, description="Arguments follow the schema exactly.")
 
 
 class ToolWire(Wire):
@@ -170,7 +173,7 @@ class ShowBody(Wire):
 
     model: str | None = None
     name: str | None = Field(default=None, description="The old name of `model`.")
-    verbose: bool | None = None
+    verbose: bool | None = Field(default=None, description="No effect.")
     system: Empty | None = None
     template: Empty | None = None
     options: Nothing | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic_core import CoreSchema, core_schema
 
 from headrace.serve.dialect import Context
 from headrace.serve.events import Usage
@@ -15,15 +17,26 @@ from headrace.serve.validation import OpenWire, Wire
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _refused(why: str) -> BeforeValidator:
+@dataclass(frozen=True)
+class Refused:
     """A field that only null, false or nothing may stand in, with the reason."""
 
-    def check(value: object) -> object:
+    why: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Json:
+        return {**handler(schema), "description": f"Refused: {self.why}."}
+
+    def _check(self, value: object) -> object:
         if value is None or value is False or value == "":
             return None
-        raise ValueError(f"not supported: {why}")
-
-    return BeforeValidator(check)
+        raise ValueError(f"not supported: {self.why}")
 
 
 def _by_type(tags: Mapping[str, str], otherwise: Callable[[Json], str | None]) -> Discriminator:
@@ -47,6 +60,8 @@ def _nothing(_value: Json) -> None:
     return None
 
 
+UNUSED = Field(None, description="No effect.")
+ECHOED = Field(None, description="No effect; the response repeats it.")
 STORED = "no response is stored, so a request carries its whole conversation as input"
 SEALED = "content that another provider encrypted cannot be read"
 
@@ -56,10 +71,10 @@ class TextPart(Wire):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    parsed: Any = None
-    prompt_cache_breakpoint: Any = None
+    annotations: list[Any] | None = UNUSED
+    logprobs: list[Any] | None = UNUSED
+    parsed: Any = UNUSED
+    prompt_cache_breakpoint: Any = UNUSED
 
 
 class RefusalPart(Wire):
@@ -73,10 +88,10 @@ class ImagePart(Wire):
     """A picture, inline."""
 
     type: Literal["input_image"]
-    image_url: str | None = Field(None, description="a data: URL with base64")
-    detail: str | None = None
-    file_id: Annotated[None, _refused("no file is stored; send a data: URL")] = None
-    prompt_cache_breakpoint: Any = None
+    image_url: str | None = Field(None, description="A data: URL; others are refused.")
+    detail: str | None = UNUSED
+    file_id: Annotated[None, Refused("no file is stored; send a data: URL")] = None
+    prompt_cache_breakpoint: Any = UNUSED
 
 
 Part = Annotated[
@@ -105,13 +120,13 @@ class Thought(Wire):
 
 class _Item(Wire):
     # What the API and clients write beside an item, and the model has no use for.
-    id: str | None = None
-    status: str | None = None
-    caller: Any = None
-    created_by: Any = None
-    agent: Any = None
-    async_: bool | None = Field(None, alias="async")
-    internal_chat_message_metadata_passthrough: Any = None
+    id: str | None = UNUSED
+    status: str | None = UNUSED
+    caller: Any = UNUSED
+    created_by: Any = UNUSED
+    agent: Any = UNUSED
+    async_: bool | None = Field(None, alias="async", description="No effect.")
+    internal_chat_message_metadata_passthrough: Any = UNUSED
 
 
 class Message(_Item):
@@ -120,8 +135,8 @@ class Message(_Item):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
-    phase: str | None = None
-    end_turn: bool | None = None
+    phase: str | None = UNUSED
+    end_turn: bool | None = UNUSED
 
 
 class Reasoning(_Item):
@@ -130,7 +145,7 @@ class Reasoning(_Item):
     type: Literal["reasoning"]
     summary: list[Thought] | None = None
     content: list[Thought] | None = None
-    encrypted_content: Annotated[None, _refused(SEALED)] = None
+    encrypted_content: Annotated[None, Refused(SEALED)] = None
 
 
 class FunctionCall(_Item):
@@ -139,9 +154,9 @@ class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str = Field(description="a JSON object as text")
+    arguments: str = Field(description="A JSON object as text.")
     namespace: str | None = None
-    parsed_arguments: Any = None
+    parsed_arguments: Any = UNUSED
 
 
 class CustomCall(_Item):
@@ -160,8 +175,8 @@ class CallOutput(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[Part]
-    name: str | None = None
-    namespace: str | None = None
+    name: str | None = UNUSED
+    namespace: str | None = UNUSED
 
 
 class ShellCall(_Item):
@@ -173,9 +188,10 @@ class ShellCall(_Item):
 
 
 class ShellOutput(_Item):
-    """What a hosted shell answered; `id` is the call's."""
+    """What a hosted shell answered."""
 
     type: Literal["local_shell_call_output"]
+    id: str | None = Field(None, description="Of the call.")
     output: str
 
 
@@ -200,12 +216,12 @@ class FunctionTool(Wire):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: Json | None = Field(None, description="a JSON Schema of an object")
-    strict: bool | None = Field(None, description="whether arguments are held to the schema")
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
-    output_schema: Any = None
-    async_: bool | None = Field(None, alias="async")
+    parameters: Json | None = Field(None, description="A JSON Schema of an object.")
+    strict: bool | None = Field(None, description="Arguments follow the schema exactly.")
+    defer_loading: bool | None = UNUSED
+    allowed_callers: list[str] | None = UNUSED
+    output_schema: Any = UNUSED
+    async_: bool | None = Field(None, alias="async", description="No effect.")
 
 
 class Grammar(Wire):
@@ -223,9 +239,9 @@ class CustomTool(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     format: Grammar | None = None
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
-    async_: bool | None = Field(None, alias="async")
+    defer_loading: bool | None = UNUSED
+    allowed_callers: list[str] | None = UNUSED
+    async_: bool | None = Field(None, alias="async", description="No effect.")
 
 
 HostedToolKind = Literal[
@@ -322,12 +338,12 @@ class NamedChoice(Wire):
 
 
 class Thinking(Wire):
-    """Whether to reason. Anything beside `effort` has no effect."""
+    """Whether to reason."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = ECHOED
+    generate_summary: Literal["auto", "concise", "detailed"] | None = UNUSED
+    context: str | None = UNUSED
 
 
 class PlainFormat(Wire):
@@ -340,14 +356,16 @@ class SchemaFormat(Wire):
     """JSON that a schema allows; enforced."""
 
     type: Literal["json_schema"]
-    name: str
+    name: str = Field(description="No effect; the response repeats it.")
     schema_: Json = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
+    description: str | None = ECHOED
+    strict: bool | None = Field(
+        None, description="No effect: the answer follows the schema in either case."
+    )
 
 
 class TextOptions(Wire):
-    """What the answer has to be. `verbosity` has no effect."""
+    """What the answer has to be."""
 
     format: (
         Annotated[
@@ -364,7 +382,7 @@ class TextOptions(Wire):
         ]
         | None
     ) = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = ECHOED
 
 
 class Body(Wire):
@@ -382,28 +400,27 @@ class Body(Wire):
     temperature: Number | None = None
     top_p: Number | None = None
     stream: bool | None = None
-    # Without effect: nothing is stored, billed or moderated.
-    store: bool | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Json | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    stream_options: Json | None = None
-    truncation: Literal["disabled"] | None = None
-    client_metadata: Json | None = None
-    access_programs: Any = None
-    # Refused.
-    previous_response_id: Annotated[None, _refused(STORED)] = None
-    conversation: Annotated[None, _refused(STORED)] = None
-    background: Annotated[None, _refused("a response is made while its client waits")] = None
-    prompt: Annotated[None, _refused("no prompt templates are stored")] = None
-    context_management: Annotated[None, _refused("the client decides what to leave out")] = None
-    max_tool_calls: Annotated[None, _refused("the client runs the tools, and may count")] = None
-    top_logprobs: Annotated[None, _refused("no probabilities are reported")] = None
+    # Nothing is stored, billed or moderated.
+    store: bool | None = UNUSED
+    include: list[str] | None = UNUSED
+    metadata: dict[str, str] | None = ECHOED
+    prompt_cache_key: str | None = UNUSED
+    prompt_cache_retention: str | None = UNUSED
+    prompt_cache_options: Json | None = UNUSED
+    safety_identifier: str | None = UNUSED
+    user: str | None = ECHOED
+    service_tier: str | None = ECHOED
+    stream_options: Json | None = UNUSED
+    truncation: Literal["disabled"] | None = UNUSED
+    client_metadata: Json | None = UNUSED
+    access_programs: Any = UNUSED
+    previous_response_id: Annotated[None, Refused(STORED)] = None
+    conversation: Annotated[None, Refused(STORED)] = None
+    background: Annotated[None, Refused("a response is made while its client waits")] = None
+    prompt: Annotated[None, Refused("no prompt templates are stored")] = None
+    context_management: Annotated[None, Refused("the client decides what to leave out")] = None
+    max_tool_calls: Annotated[None, Refused("the client runs the tools, and may count")] = None
+    top_logprobs: Annotated[None, Refused("no probabilities are reported")] = None
 
 
 # The objects of a response.
