@@ -1,0 +1,38 @@
+"""Models behind a server, opened once a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.artifact.container import Artifact
+from headrace.llm import LLM
+from serve.model.asking import Server, serving
+
+
+@pytest.fixture(scope="module")
+def real(default_model: Path) -> Iterator[LLM]:
+    """The default model, which answers in words."""
+    with LLM(default_model, threads=2, max_context=1024, parallel=4) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def real_server(real: LLM) -> Iterator[Server]:
+    with serving(real) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def wild(tiny_artifact: Callable[[str], Artifact]) -> Iterator[LLM]:
+    """A random model whose tokens are bytes: it takes every turn that a grammar allows."""
+    with LLM(tiny_artifact("llama").path, threads=1, max_context=1024, parallel=4) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def wild_server(wild: LLM) -> Iterator[Server]:
+    with serving(wild) as server:
+        yield server
