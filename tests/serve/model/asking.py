@@ -128,8 +128,7 @@ def chat(server: Server, asked: Asked, *, stream: bool) -> Told:
         tools=tools or None,
         tool_choice=choice if tools else None,
         response_format=schema,
-        **asked.more,
-    )
+    ) | asked.more
     if not stream:
         whole = server.openai.chat.completions.create(**body)
         return _chat_told(whole.choices[0].message, whole.choices[0].finish_reason, whole.usage)
@@ -192,8 +191,7 @@ def responses(server: Server, asked: Asked, *, stream: bool) -> Told:
         tools=[{"type": "function", **t} for t in asked.tools] or None,
         tool_choice=choice if asked.tools else None,
         text=form,
-        **asked.more,
-    )
+    ) | asked.more
     if not stream:
         return _response_told(server.openai.responses.create(**body))
     text, pieces, last = "", 0, None
@@ -247,13 +245,12 @@ def messages(server: Server, asked: Asked, *, stream: bool) -> Told:
         messages=[m for m in asked.messages if m["role"] != "system"],
         system=system or None,
         max_tokens=asked.limit,
-        temperature=asked.temperature,
         stop_sequences=list(asked.stop) or None,
         tools=tools or None,
         tool_choice=choice if tools else None,
         output_config=form,
-        **asked.more,
-    )
+        extra_body=_given(temperature=asked.temperature),  # the newest client has no name for it
+    ) | asked.more
     if not stream:
         return _message_told(server.anthropic.messages.create(**body))
     with server.anthropic.messages.stream(**body) as events:
@@ -353,8 +350,7 @@ def gateway_call(server: Server, asked: Asked, *, stream: bool) -> Told:
         tools=tools or None,
         toolChoice=choice if tools else None,
         responseFormat=asked.schema and {"type": "json", "schema": asked.schema},
-        **asked.more,
-    )
+    ) | asked.more
     answer = server.http.post("/v4/ai/language-model", headers=headers, json=body)
     if answer.status_code != 200:
         raise GatewayError(answer)

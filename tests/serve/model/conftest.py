@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import tiny
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
 from serve.model.asking import Server, serving
@@ -25,10 +26,17 @@ def real_server(real: LLM) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def wild_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A random model with room for long prompts."""
+    path = tmp_path_factory.mktemp("wild") / "artifact"
+    return tiny.make(path, "llama", max_position_embeddings=4096)
+
+
 @pytest.fixture(scope="module")
-def wild(tiny_artifact: Callable[[str], Artifact]) -> Iterator[LLM]:
+def wild(wild_artifact: Artifact) -> Iterator[LLM]:
     """A random model whose tokens are bytes: it takes every turn that a grammar allows."""
-    with LLM(tiny_artifact("llama").path, threads=1, max_context=1024, parallel=4) as model:
+    with LLM(wild_artifact.path, threads=1, max_context=2048, parallel=4) as model:
         yield model
 
 

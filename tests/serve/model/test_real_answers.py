@@ -153,20 +153,20 @@ def test_a_stop_string_of_blanks_ends_where_it_is_complete(
     real: LLM, real_server: Server, dialect: str
 ) -> None:
     """Whitespace at the end is not told until more follows, but it stops."""
-    messages = user("Write two paragraphs about rain, with an empty line between them.")
-    wanted = said(real, messages, max_tokens=200, stop=("\n\n",))
-    told = ask(
-        real_server, dialect, Asked(messages, limit=200, stop=("\n\n",)), stream=dialect != "chat"
-    )
+    messages = user("Give me a numbered list of three fruits.")
+    wanted = said(real, messages, max_tokens=60, stop=("\n",))
+    asked = Asked(messages, limit=60, stop=("\n",))
+    told = ask(real_server, dialect, asked, stream=dialect != "chat")
     assert told.text == wanted.text
-    assert told.new == wanted.stats.new_tokens < 200
+    assert "\n" in said(real, messages, max_tokens=60).text
+    assert told.new == wanted.stats.new_tokens
     assert told.reason == REASONS[dialect]["stop string"]
 
 
 def test_anthropic_names_the_stop_string(real: LLM, real_server: Server) -> None:
     stop = said(real, MESSAGES).text[20:24]
     message = real_server.anthropic.messages.create(
-        model="painted:1m", max_tokens=32, messages=user("x"), temperature=0, stop_sequences=["zq"]
+        model="painted:1m", max_tokens=32, messages=user("x"), stop_sequences=["zq"]
     )
     assert message.stop_sequence is None
     message = real_server.anthropic.messages.create(
@@ -174,7 +174,7 @@ def test_anthropic_names_the_stop_string(real: LLM, real_server: Server) -> None
         max_tokens=32,
         system=MESSAGES[0]["content"],
         messages=MESSAGES[1:],
-        temperature=0,
+        extra_body={"temperature": 0},
         stop_sequences=["never said", stop],
     )
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
@@ -245,11 +245,14 @@ def test_num_ctx_is_a_smaller_window(real_server: Server, dialect: str, more: Js
     assert told.reason == REASONS[dialect]["length"]
 
 
-def test_a_window_that_fills_up_is_told_apart_from_a_limit(real_server: Server) -> None:
+@STREAM
+def test_a_window_that_fills_up_is_told_apart_from_a_limit(
+    wild_server: Server, stream: bool
+) -> None:
     """Anthropic's form has a name for it."""
-    messages = user("Tell a story: " + "word " * 960)
-    filled = ask(real_server, "messages", Asked(messages, limit=500), stream=False)
-    if filled.reason != "end_turn":
-        assert filled.prompt + filled.new == 1024
-        assert filled.reason == "model_context_window_exceeded"
-    assert ask(real_server, "messages", Asked(messages, limit=2), stream=False).reason == "max_tokens"
+    messages = user("x" * 1984)
+    filled = ask(wild_server, "messages", Asked(messages, limit=500), stream=stream)
+    assert filled.prompt + filled.new == 2048
+    assert filled.reason == "model_context_window_exceeded"
+    cut = ask(wild_server, "messages", Asked(messages, limit=2), stream=stream)
+    assert (cut.new, cut.reason) == (2, "max_tokens")
