@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -145,6 +145,11 @@ def chat(server: Server, asked: Asked, *, stream: bool) -> Told:
             for call in one.delta.tool_calls or ():
                 entry = calls.setdefault(call.index, [call.id, call.function.name, ""])
                 entry[2] += call.function.arguments or ""
+    if told.reason == "length" and calls:  # the last one may be cut
+        with suppress(ValueError):
+            json.loads(calls[max(calls)][2])
+            calls[len(calls)] = ["", "", "{}"]
+        del calls[max(calls)]
     told.calls = [(i, name, json.loads(text)) for i, name, text in calls.values()]
     return _counted(
         told, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens

@@ -44,3 +44,10 @@ def wild(wild_artifact: Artifact) -> Iterator[LLM]:
 def wild_server(wild: LLM) -> Iterator[Server]:
     with serving(wild) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def endless_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A random model of a long window, without an end token that it could pick."""
+    path = tmp_path_factory.mktemp("endless") / "artifact"
+    return tiny.make(path, "llama", max_position_embeddings=65_536, eos_token_id=None)
