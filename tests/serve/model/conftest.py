@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import tiny
 from headrace.artifact.container import Artifact
+from headrace.artifact.convert import convert
 from headrace.llm import LLM
 from serve.model.asking import Server, serving
 
@@ -51,3 +53,38 @@ def endless_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A random model of a long window, without an end token that it could pick."""
     path = tmp_path_factory.mktemp("endless") / "artifact"
     return tiny.make(path, "llama", max_position_embeddings=65_536, eos_token_id=None)
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def thinking_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A random model whose template opens reasoning where it is asked for; the tags are control tokens of its own."""
+    path = tmp_path_factory.mktemp("thinking")
+    checkpoint = tiny.write_checkpoint(path / "source", "llama", max_position_embeddings=4096)
+    source = json.loads((checkpoint / "tokenizer.json").read_text())
+    for token in ("<think>", "</think>"):
+        last = source["added_tokens"][-1]
+        source["added_tokens"].append({**last, "id": last["id"] + 1, "content": token})
+    (checkpoint / "tokenizer.json").write_text(json.dumps(source))
+    (checkpoint / "chat_template.jinja").write_text(THINKING)
+    return convert(checkpoint, path / "artifact")
+
+
+@pytest.fixture(scope="module")
+def thinking(thinking_artifact: Artifact) -> Iterator[LLM]:
+    with LLM(thinking_artifact.path, threads=1, max_context=2048, parallel=4) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def thinking_server(thinking: LLM) -> Iterator[Server]:
+    with serving(thinking) as server:
+        yield server
