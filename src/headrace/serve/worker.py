@@ -45,6 +45,7 @@ class Job:
         self.by_window = False
         self.gone = False  # nobody waits for more
         self.late = False  # the first token did not come in time
+        self.submitted = False
         self.began = False
         self.spoke = False  # a first token came
         self.ended = False  # for the worker
@@ -167,7 +168,7 @@ class Worker:
     @property
     def counts(self) -> tuple[int, int]:
         """Jobs that run, and that wait in line."""
-        jobs = [*self._new, *self._jobs]
+        jobs = [job for job in {*self._new, *self._jobs} if not job.ended]
         running = sum(job.began for job in jobs)
         return running, len(jobs) - running
 
@@ -193,15 +194,17 @@ class Worker:
                 BaseException
             ) as error:  # whatever it is, nobody may wait for a thread that is gone
                 _report(error)
-                for job in [*self._jobs, *self._new]:
+                while self._new:
+                    self._jobs.append(self._new.popleft())
+                for job in self._jobs:
                     self._give_up(job, error)
-                self._jobs, self._new = [], deque()
+                self._jobs = []
 
     def _round(self) -> None:
         """Take in who came, hand on what there is, and make a pass if somebody wants one; or wait."""
         self._wanted.clear()
         while self._new:
-            self._take(self._new[0])
+            self._take(self._new[0])  # it is in one of both all the time
             self._new.popleft()
         for job in self._jobs:
             self._advance(job)
@@ -239,6 +242,7 @@ class Worker:
         assert job.ticket is not None
         self._jobs.append(job)
         self._turns.submit(job.ticket)
+        job.submitted = True
 
     def _advance(self, job: Job) -> None:
         """Hand on what there is of one job. Its failure is its own."""
@@ -251,7 +255,7 @@ class Worker:
     def _give_up(self, job: Job, error: BaseException) -> None:
         """It ends with an error, whatever else goes wrong."""
         try:
-            if job.ticket is not None:
+            if job.ticket is not None and job.submitted:
                 self._turns.close(job.ticket)
         except Exception as another:
             _report(another)
