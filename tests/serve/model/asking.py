@@ -118,17 +118,20 @@ def chat(server: Server, asked: Asked, *, stream: bool) -> Told:
         "type": "json_schema",
         "json_schema": {"name": "a", "schema": asked.schema, "strict": True},
     }
-    body = _given(
-        model=asked.model,
-        messages=list(asked.messages),
-        max_tokens=asked.limit,
-        temperature=asked.temperature,
-        seed=asked.seed,
-        stop=list(asked.stop) or None,
-        tools=tools or None,
-        tool_choice=choice if tools else None,
-        response_format=schema,
-    ) | asked.more
+    body = (
+        _given(
+            model=asked.model,
+            messages=list(asked.messages),
+            max_tokens=asked.limit,
+            temperature=asked.temperature,
+            seed=asked.seed,
+            stop=list(asked.stop) or None,
+            tools=tools or None,
+            tool_choice=choice if tools else None,
+            response_format=schema,
+        )
+        | asked.more
+    )
     if not stream:
         whole = server.openai.chat.completions.create(**body)
         return _chat_told(whole.choices[0].message, whole.choices[0].finish_reason, whole.usage)
@@ -152,7 +155,10 @@ def chat(server: Server, asked: Asked, *, stream: bool) -> Told:
         del calls[max(calls)]
     told.calls = [(i, name, json.loads(text)) for i, name, text in calls.values()]
     return _counted(
-        told, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+        told,
+        usage.prompt_tokens,
+        usage.prompt_tokens_details.cached_tokens,
+        usage.completion_tokens,
     )
 
 
@@ -172,7 +178,10 @@ def _chat_told(message: Any, reason: str, usage: Any) -> Told:
         reasoning=getattr(message, "reasoning_content", None) or "",
     )
     return _counted(
-        told, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+        told,
+        usage.prompt_tokens,
+        usage.prompt_tokens_details.cached_tokens,
+        usage.completion_tokens,
     )
 
 
@@ -188,15 +197,18 @@ def responses(server: Server, asked: Asked, *, stream: bool) -> Told:
     form = asked.schema and {
         "format": {"type": "json_schema", "name": "a", "schema": asked.schema, "strict": True}
     }
-    body = _given(
-        model=asked.model,
-        input=list(asked.messages),
-        max_output_tokens=asked.limit,
-        temperature=asked.temperature,
-        tools=[{"type": "function", **t} for t in asked.tools] or None,
-        tool_choice=choice if asked.tools else None,
-        text=form,
-    ) | asked.more
+    body = (
+        _given(
+            model=asked.model,
+            input=list(asked.messages),
+            max_output_tokens=asked.limit,
+            temperature=asked.temperature,
+            tools=[{"type": "function", **t} for t in asked.tools] or None,
+            tool_choice=choice if asked.tools else None,
+            text=form,
+        )
+        | asked.more
+    )
     if not stream:
         return _response_told(server.openai.responses.create(**body))
     text, pieces, last = "", 0, None
@@ -245,17 +257,22 @@ def messages(server: Server, asked: Asked, *, stream: bool) -> Told:
         for t in asked.tools
     ]
     form = asked.schema and {"format": {"type": "json_schema", "schema": asked.schema}}
-    body = _given(
-        model=asked.model,
-        messages=[m for m in asked.messages if m["role"] != "system"],
-        system=system or None,
-        max_tokens=asked.limit,
-        stop_sequences=list(asked.stop) or None,
-        tools=tools or None,
-        tool_choice=choice if tools else None,
-        output_config=form,
-        extra_body=_given(temperature=asked.temperature),  # the newest client has no name for it
-    ) | asked.more
+    body = (
+        _given(
+            model=asked.model,
+            messages=[m for m in asked.messages if m["role"] != "system"],
+            system=system or None,
+            max_tokens=asked.limit,
+            stop_sequences=list(asked.stop) or None,
+            tools=tools or None,
+            tool_choice=choice if tools else None,
+            output_config=form,
+            extra_body=_given(
+                temperature=asked.temperature
+            ),  # the newest client has no name for it
+        )
+        | asked.more
+    )
     if not stream:
         return _message_told(server.anthropic.messages.create(**body))
     with server.anthropic.messages.stream(**body) as events:
@@ -346,16 +363,19 @@ def gateway_call(server: Server, asked: Asked, *, stream: bool) -> Told:
         }
         for t in asked.tools
     ]
-    body = _given(
-        prompt=prompt,
-        maxOutputTokens=asked.limit,
-        temperature=asked.temperature,
-        seed=asked.seed,
-        stopSequences=list(asked.stop) or None,
-        tools=tools or None,
-        toolChoice=choice if tools else None,
-        responseFormat=asked.schema and {"type": "json", "schema": asked.schema},
-    ) | asked.more
+    body = (
+        _given(
+            prompt=prompt,
+            maxOutputTokens=asked.limit,
+            temperature=asked.temperature,
+            seed=asked.seed,
+            stopSequences=list(asked.stop) or None,
+            tools=tools or None,
+            toolChoice=choice if tools else None,
+            responseFormat=asked.schema and {"type": "json", "schema": asked.schema},
+        )
+        | asked.more
+    )
     answer = server.http.post("/v4/ai/language-model", headers=headers, json=body)
     if answer.status_code != 200:
         raise GatewayError(answer)

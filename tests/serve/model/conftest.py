@@ -64,10 +64,11 @@ THINKING = (
 )
 
 
-@pytest.fixture(scope="session")
-def thinking_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A random model whose template opens reasoning where it is asked for; the tags are control tokens of its own."""
-    path = tmp_path_factory.mktemp("thinking")
+def make_thinking(path: Path, *, end_weight: float) -> Artifact:
+    """A random model whose template opens reasoning where it is asked for; the tags are control tokens of its own.
+
+    end_weight: how much it likes to end reasoning, or not to.
+    """
     checkpoint = tiny.write_checkpoint(path / "source", "llama", max_position_embeddings=4096)
     source = json.loads((checkpoint / "tokenizer.json").read_text())
     for token in ("<think>", "</think>"):
@@ -75,7 +76,26 @@ def thinking_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         source["added_tokens"].append({**last, "id": last["id"] + 1, "content": token})
     (checkpoint / "tokenizer.json").write_text(json.dumps(source))
     (checkpoint / "chat_template.jinja").write_text(THINKING)
+    state = tiny.state(json.loads((checkpoint / "config.json").read_text()))
+    state["model.embed_tokens.weight"][source["added_tokens"][-1]["id"]] *= end_weight
+    tiny.write_tensors(checkpoint / "model.safetensors", state)
     return convert(checkpoint, path / "artifact")
+
+
+@pytest.fixture(scope="session")
+def thinking_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return make_thinking(tmp_path_factory.mktemp("thinking"), end_weight=0.0)
+
+
+@pytest.fixture(scope="module")
+def brief_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It thinks little."""
+    artifact = make_thinking(tmp_path_factory.mktemp("brief"), end_weight=4.0)
+    with (
+        LLM(artifact.path, threads=1, max_context=2048, parallel=4) as model,
+        serving(model) as server,
+    ):
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,8 @@ def test_eight_at_once_answer_what_each_answers_alone(real_server: Server) -> No
     for round_number in range(2):
         with ThreadPoolExecutor(len(MIXED)) as pool:
             found = pool.map(
-                lambda at: ASKS[MIXED[at][0]](
-                    real_server, MIXED[at][1], stream=bool(at + round_number & 1)
+                lambda at, n=round_number: ASKS[MIXED[at][0]](
+                    real_server, MIXED[at][1], stream=bool(at + n & 1)
                 ),
                 range(len(MIXED)),
             )

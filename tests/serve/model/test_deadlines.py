@@ -111,7 +111,9 @@ def test_the_time_runs_out_while_a_request_is_prepared(wild: LLM) -> None:
     backend = ModelBackend(wild, NAME, version="0.0.1", max_prefill_wait=0.0)
 
     async def ask() -> list[Event]:
-        job = backend.submit(Request(NAME, (Turn("user", (Text("x"),)),)), request_id="a" * 32, arrived=0.0)
+        job = backend.submit(
+            Request(NAME, (Turn("user", (Text("x"),)),)), request_id="a" * 32, arrived=0.0
+        )
         return [event async for event in heard(job)]
 
     try:

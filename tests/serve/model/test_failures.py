@@ -23,7 +23,7 @@ from headrace.serve import model as model_module
 from headrace.serve.events import Event, Failed, Failure, Finished
 from headrace.serve.model import ModelBackend
 from headrace.serve.request import Request, Sampling, Text, ToolCall, Turn
-from serve.model.asking import ASKS, NAME, Asked, Json, Server, messages, serving, user
+from serve.model.asking import ASKS, NAME, Asked, Json, Server, serving, user
 from serve.model.test_beside import body, idle, open_request, until
 
 EVERY = pytest.mark.parametrize("dialect", ASKS)
@@ -435,5 +435,3 @@ def test_names_that_are_not_served(wild: LLM) -> None:
             (failed,) = asyncio.run(heard(made, Request(name, request().turns)))
             assert isinstance(failed, Failed)
             assert (failed.failure.status, failed.failure.code) == (400, "model_not_found")
-
-

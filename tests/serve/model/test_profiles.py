@@ -12,7 +12,12 @@ from headrace.serve.request import Format, Request, Sampling, ToolChoice
 from headrace.values import SamplingParams, Tool
 
 TOOL = Tool("f")
-OFF: dict[str, Any] = {"top_k": 20, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+OFF: dict[str, Any] = {
+    "top_k": 20,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 def params(**asked: Any) -> SamplingParams:

@@ -71,7 +71,10 @@ def merged(told: Sequence[Event]) -> list[Event]:
 
 def test_reasoning_that_the_prompt_opened() -> None:
     one = reader(reasoning_open=True)
-    assert events(one, "Hm, 7?\n</think>\n\nSeven.") == [ReasoningDelta("Hm, 7?"), TextDelta("Seven.")]
+    assert events(one, "Hm, 7?\n</think>\n\nSeven.") == [
+        ReasoningDelta("Hm, 7?"),
+        TextDelta("Seven."),
+    ]
     assert one.reasoning_tokens == len("Hm, 7?\n</think>")
 
 
@@ -209,5 +212,7 @@ def test_strings_of_a_json_answer_may_spell_tags() -> None:
 
 def test_control_tokens_are_not_told() -> None:
     one = reader()
-    out = [e for t in (*TOKENIZER.encode("a"), 257, *TOKENIZER.encode("b"), 258) for e in one.push(t)]
+    out = [
+        e for t in (*TOKENIZER.encode("a"), 257, *TOKENIZER.encode("b"), 258) for e in one.push(t)
+    ]
     assert merged([*out, *one.finish(cut=False)]) == [TextDelta("ab")]

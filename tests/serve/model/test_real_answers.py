@@ -240,7 +240,9 @@ def test_num_ctx_is_a_smaller_window(real_server: Server, dialect: str, more: Js
     status, message = failed(real_server, dialect, long)
     assert status == 400
     assert "64" in message
-    told = ask(real_server, dialect, Asked(user("Tell a long story."), limit=500, more=more), stream=False)
+    told = ask(
+        real_server, dialect, Asked(user("Tell a long story."), limit=500, more=more), stream=False
+    )
     assert told.prompt + told.new == 64
     assert told.reason == REASONS[dialect]["length"]
 

@@ -11,10 +11,12 @@ from headrace.artifact.container import Artifact
 from headrace.engine.pages import PAGE_TOKENS
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.llm import LLM
-from serve.model.asking import ASKS, CACHED, Asked, Json, Server, Told, serving, user
+from serve.model.asking import ASKS, CACHED, Asked, Json, Server, Told, serving
 
 EVERY = pytest.mark.parametrize("dialect", CACHED)  # Ollama's form has no such figure
-SYSTEM = "You answer questions about rivers and mills, in few words, and never more than asked. " * 3
+SYSTEM = (
+    "You answer questions about rivers and mills, in few words, and never more than asked. " * 3
+)
 
 
 def asked(*turns: str, system: str = SYSTEM) -> Asked:
@@ -72,9 +74,7 @@ def test_dialects_share_the_cache(wild: LLM, wild_server: Server, dialect: str) 
 
 
 @EVERY
-def test_another_system_prompt_shares_nothing(
-    wild: LLM, wild_server: Server, dialect: str
-) -> None:
+def test_another_system_prompt_shares_nothing(wild: LLM, wild_server: Server, dialect: str) -> None:
     ask(wild_server, dialect, asked("What is a weir?"))
     other = ask(wild_server, dialect, asked("What is a weir?", system="No. " + SYSTEM))
     assert other.cached < PAGE_TOKENS

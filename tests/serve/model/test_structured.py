@@ -37,7 +37,13 @@ SCHEMAS: dict[str, Json] = {
     "either": record(
         what={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/shape"}]},
     )
-    | {"$defs": {"shape": record(kind={"const": "circle"}, r={"type": "integer", "minimum": 0, "maximum": 99})}},
+    | {
+        "$defs": {
+            "shape": record(
+                kind={"const": "circle"}, r={"type": "integer", "minimum": 0, "maximum": 99}
+            )
+        }
+    },
 }
 PERSON = SCHEMAS["person"]
 WEATHER: Json = record(
