@@ -117,15 +117,19 @@ def test_a_demanded_call_behind_reasoning(brief_server: Server, dialect: str, st
     assert (told.text, told.reason) == ("", REASONS[dialect]["calls"])
 
 
-def test_a_whole_thought_and_an_answer(brief_server: Server) -> None:
-    """Some of the tokens are reasoning, some the answer; whole and streamed agree."""
-    asked = Asked(user("x"), 400, 2.0, 3, more=THOUGHTFUL["chat"])
-    whole = ASKS["chat"](brief_server, asked, stream=False)
-    told = ASKS["chat"](brief_server, asked, stream=True)
-    assert (told.reasoning, told.text, told.new) == (whole.reasoning, whole.text, whole.new)
-    assert whole.reasoning
-    assert whole.text
-    assert "think>" not in whole.reasoning + whole.text
+def test_thoughts_and_answers_of_many_seeds(brief_server: Server) -> None:
+    """Whole and streamed agree, and no tag is in either part."""
+    thoughts = 0
+    for seed in range(12):
+        asked = Asked(
+            user(f"x{seed}"), 40, 2.0, seed, more=THOUGHTFUL["chat"] | {"presence_penalty": 2}
+        )
+        whole = ASKS["chat"](brief_server, asked, stream=False)
+        told = ASKS["chat"](brief_server, asked, stream=True)
+        assert (told.reasoning, told.text, told.new) == (whole.reasoning, whole.text, whole.new)
+        assert "think>" not in whole.reasoning + whole.text
+        thoughts += bool(whole.reasoning)
+    assert thoughts
 
 
 def test_tokens_of_reasoning_are_counted(thinking_server: Server) -> None:
