@@ -190,9 +190,7 @@ class Worker:
         while not (self._closed and not self._jobs and not self._new):
             try:
                 self._round()
-            except (
-                BaseException
-            ) as error:  # whatever it is, nobody may wait for a thread that is gone
+            except BaseException as error:  # nobody may wait for a thread that is gone
                 _report(error)
                 while self._new:
                     self._jobs.append(self._new.popleft())
@@ -207,7 +205,8 @@ class Worker:
             self._take(self._new[0])  # it is in one of both all the time
             self._new.popleft()
         for job in self._jobs:
-            self._advance(job)
+            if not job.ended:  # given up in the newest pass
+                self._advance(job)
         self._jobs = [job for job in self._jobs if not job.ended]
         if any(_hungry(job) for job in self._jobs):
             self._step()
