@@ -75,3 +75,17 @@ def test_long_text_takes_linear_time() -> None:
     shown, stopped = run(["a" * 1000 + "b"], ["a" * 100_000])
     assert shown == "a" * 100_000
     assert stopped is None
+
+
+def test_looking_ahead_changes_nothing() -> None:
+    stops = StopStrings(["ab", "\n\n"])
+    assert stops.push("xa") == "x"
+    assert stops.would_stop("b")
+    assert not stops.would_stop("c\n")
+    assert stops.would_stop("c\n\nd")
+    assert not stops.would_stop("")
+    assert stops.stopped is None
+    assert stops.push("c") == "ac"
+    assert stops.push("\n") == ""
+    assert stops.would_stop("\n")
+    assert stops.flush() == "\n"

@@ -46,7 +46,8 @@ class Turns:
 
     def submit(self, what: Ticket | Errand) -> None:
         self._scheduler.submit(what)
-        what.cancelled |= self._closed  # since the caller looked
+        if self._closed:  # since the caller looked
+            what.cancelled = True
 
     def cancel(self) -> None:
         """End everything that is here now. Waits for nothing, so a signal handler may call it."""

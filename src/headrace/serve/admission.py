@@ -9,11 +9,12 @@ from headrace.serve.failure import RequestError
 
 PREFILL_DEADLINE = "prefill_deadline_exceeded"
 PREFILL_WAIT = "prefill_wait_exceeded"
+STOPPING = "server_stopping"
 
 
 @dataclass(frozen=True)
 class Room:
-    """Tokens that an answer may have; by_window: whether the window ends it before the client's own limit."""
+    """Tokens that an answer may have; by_window: whether the window ends it before its limit does."""
 
     tokens: int
     by_window: bool
@@ -25,7 +26,7 @@ def room(prompt_tokens: int, window: int, limit: int | None, default: int) -> Ro
     if left < 1:
         raise ContextError(prompt_tokens, window, 1)
     wanted = default if limit is None else limit
-    return Room(min(wanted, left), limit is not None and limit > left)
+    return Room(min(wanted, left), wanted > left)
 
 
 def check_wait(
@@ -63,3 +64,8 @@ def too_late(longest: float) -> RequestError:
         code=PREFILL_DEADLINE,
         hint="try again when the server is free, or serve with a larger --max-prefill-wait",
     )
+
+
+def closing() -> RequestError:
+    """The server ends."""
+    return RequestError("the server is stopping", status=503, code=STOPPING)

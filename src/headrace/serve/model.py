@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.errors import InputError
+from headrace.errors import CancelledError, HeadraceError, InputError
 from headrace.llm import LLM
 from headrace.options import How
-from headrace.serve.admission import room
+from headrace.serve.admission import closing, room, too_late
 from headrace.serve.describe import card
 from headrace.serve.dialect import Card
 from headrace.serve.failure import RequestError, UnknownNameError
@@ -25,6 +26,8 @@ from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.tools.constraint import answer_grammar
 from headrace.text.tools.formats import detect
 from headrace.text.tools.prompt import conversation
+
+log = logging.getLogger(__name__)
 
 PREPARERS = 2  # threads that render, tokenize and compile
 TAIL_TOKENS = 32  # of a prompt, where open reasoning shows
@@ -67,6 +70,8 @@ class ModelBackend:
         self._how: How = {"reuse": reuse, "speculate": speculate}  # type: ignore[typeddict-item]
         self._compiler = GrammarCompiler(llm.tokenizer)
         self._pool = ThreadPoolExecutor(PREPARERS, "headrace-prepare")
+        self._preparing: dict[Job, None] = {}
+        self._closed = False
         self._worker = Worker(llm.turns)
         self._worker.start()
 
@@ -77,45 +82,80 @@ class ModelBackend:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Generations that run, and that wait."""
-        return self._worker.counts
+        """Generations that run, and that wait, those that are being prepared included."""
+        preparing = sum(not job.gone for job in tuple(self._preparing))
+        running, waiting = self._worker.counts
+        return running, waiting + preparing
 
     def submit(self, request: Request, *, request_id: str, arrived: float) -> Job:
         """See `Backend`."""
         job = Job(asyncio.get_running_loop(), arrived, self._longest)
-        self._pool.submit(self._begin, job, request, request_id)
+        self._preparing[job] = None
+        try:
+            self._pool.submit(self._begin, job, request, request_id)
+        except RuntimeError:  # it was shut down
+            self._drop(job, closing())
         return job
 
     async def count(self, request: Request) -> int:
         """See `Backend`."""
+        if self._closed:
+            raise closing()
         loop = asyncio.get_running_loop()
         prompt = await loop.run_in_executor(self._pool, self._prompt, self._usable(request))
         return len(prompt.ids)
 
     def close(self) -> None:
         """End what runs and waits. The model stays open."""
+        self._closed = True
+        self._worker.stop()
         self._pool.shutdown(cancel_futures=True)
+        for job in tuple(self._preparing):
+            self._drop(job, closing())
         self._worker.close()
 
     def _begin(self, job: Job, request: Request, request_id: str) -> None:
         """From a request to a ticket, in a thread that may take its time."""
         try:
-            if job.gone:
-                job.end()
-                return
-            asked = self._usable(request)
-            prompt = self._prompt(asked)
-            window = min(self._card.context_window, asked.window or self._card.context_window)
-            room_left = room(len(prompt.ids), window, asked.limit, self._card.default_limit)
-            grammar = self._grammar(asked, prompt)
-            job.by_window = room_left.by_window
-            job.reader = self._reader(asked, prompt, grammar, request_id)
-            params = sampling_params(asked, room_left.tokens)
-            how: How = {**self._how, "adapter": self._adapter(request.model), "grammar": grammar}
-            job.ticket = self._llm.ticket(prompt.ids, params, how)
-            self._worker.add(job)
+            self._prepare(job, request, request_id)
+            self._check(job)
         except BaseException as error:
-            job.fail(error)
+            if not isinstance(error, HeadraceError):
+                log.error("a request could not be prepared", exc_info=error)
+            self._drop(job, error)
+        else:
+            self._worker.add(job)
+            self._preparing.pop(job, None)
+
+    def _drop(self, job: Job, error: BaseException) -> None:
+        """It ends before it was the worker's."""
+        self._preparing.pop(job, None)
+        job.fail(error)
+
+    def _check(self, job: Job) -> None:
+        """Whether a job still has to be prepared. Raises what its client is told, if one is there."""
+        if job.gone:
+            raise CancelledError("the client has left")
+        if self._closed:
+            raise closing()
+        if job.late and job.longest is not None:
+            raise too_late(job.longest)
+
+    def _prepare(self, job: Job, request: Request, request_id: str) -> None:
+        self._check(job)
+        asked = self._usable(request)
+        adapter = self._adapter(request.model)
+        prompt = self._prompt(asked)
+        self._check(job)
+        window = min(self._card.context_window, asked.window or self._card.context_window)
+        room_left = room(len(prompt.ids), window, asked.limit, self._card.default_limit)
+        grammar = self._grammar(asked, prompt)
+        self._check(job)
+        job.by_window = room_left.by_window
+        job.reader = self._reader(asked, prompt, grammar, request_id)
+        params = sampling_params(asked, room_left.tokens)
+        how: How = {**self._how, "adapter": adapter, "grammar": grammar}
+        job.ticket = self._llm.ticket(prompt.ids, params, how)
 
     def _usable(self, request: Request) -> Request:
         """The request without what this model does not do."""

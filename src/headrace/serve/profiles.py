@@ -53,7 +53,7 @@ def sampling_params(request: Request, max_tokens: int) -> SamplingParams:
     values = {f.name: getattr(profile(request), f.name) for f in fields(Profile)}
     for name, (low, high) in _BOUNDS.items():
         given = getattr(chosen, name)
-        if given is not None and not math.isnan(given):
+        if given is not None and not (isinstance(given, float) and math.isnan(given)):
             values[name] = min(max(given, low), high)
     seed = None if chosen.seed is None else chosen.seed % (MAX_SEED + 1)
     return SamplingParams(**values, seed=seed, max_tokens=max_tokens)

@@ -80,13 +80,19 @@ class Reader:
             yield from self._events(self._parser.push(self._text.flush()))
             name = self._tokenizer.token_bytes(token).decode("utf-8", "replace")
             yield from self._events(self._parser.control(name))
+        if not self.over and self._stops.would_stop(self._parser.held):
+            yield from self._said(self._stops.push(self._parser.held))
+            self.over = True
 
     def finish(self, *, cut: bool) -> Iterator[Event]:
         """What is still held. cut: the model did not end here, so what it began is left out."""
         if not self.over:
             if not cut:
                 yield from self._events(self._parser.push(self._text.flush()))
-            yield from self._events(self._parser.finish(cut=cut))
+            pieces = self._parser.finish(cut=cut)
+            if cut:  # a call that is none may have become one
+                pieces = [piece for piece in pieces if not isinstance(piece, Malformed)]
+            yield from self._events(pieces)
             yield from self._said(self._stops.flush())
         if self._required and not self.calls and not cut and not self.over:
             raise RequestError(

@@ -7,6 +7,7 @@ a few tokens, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -14,10 +15,13 @@ from collections.abc import Callable
 
 from headrace.engine.scheduler import Ticket
 from headrace.engine.turns import Turns
-from headrace.serve.admission import check_wait, too_late
+from headrace.errors import HeadraceError
+from headrace.serve.admission import check_wait, closing, too_late
 from headrace.serve.events import Event, Failed, Finished, Reason, Started, Usage
 from headrace.serve.failure import failure
 from headrace.serve.reader import Reader
+
+log = logging.getLogger(__name__)
 
 MOST_EVENTS = 64  # that wait for a client
 RATE_TOKENS = 64  # read in one go, below which a prefill says nothing about the rate
@@ -27,19 +31,21 @@ RATE_SHARE = 0.3  # of the newest prefill in the rate
 class Job:
     """A generation in hand: `Running` to the loop, a ticket to the worker.
 
-    `deadline`, `arrived`: of `time.monotonic`; the first token has to come by then.
+    It is made in the loop; a thread that prepares gives it `ticket` and `reader`, then the worker has it.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, arrived: float, longest: float | None
     ) -> None:
+        """arrived: of `time.monotonic`. longest: seconds from then to the first token; None: any."""
         self.arrived = arrived
         self.longest = longest
         self.ticket: Ticket | None = None
         self.reader: Reader | None = None
         self.by_window = False
         self.gone = False  # nobody waits for more
-        self.late = False
+        self.late = False  # the first token did not come in time
+        self.submitted = False
         self.began = False
         self.spoke = False  # a first token came
         self.ended = False  # for the worker
@@ -58,12 +64,11 @@ class Job:
 
     async def next(self) -> Event | None:
         """See `Running`."""
-        while not self._events:
-            if self._over or self.gone:
-                return None
+        while not (self._events or self._over or self.gone):
             self._ready.clear()
-            if not self._events and not self._over:
-                await self._ready.wait()
+            await self._ready.wait()  # set from the loop, behind every event: none is missed
+        if self.gone or not self._events:
+            return None
         event = self._events.popleft()
         if len(self._events) == MOST_EVENTS // 2 and self._worker is not None:
             self._worker.wake()
@@ -115,7 +120,7 @@ class Job:
         self._call(self._ready.set)
 
     def end(self, *events: Event) -> None:
-        """The last events."""
+        """The last events. From any thread."""
         self.ended = True
         self._events.extend(events)
         self._over = True
@@ -130,6 +135,7 @@ class Job:
             self._loop.call_soon_threadsafe(act)
         except RuntimeError:  # the loop has ended: nobody is there
             self.gone = True
+            self.abandon()
 
 
 class Worker:
@@ -140,7 +146,9 @@ class Worker:
         self._new: deque[Job] = deque()
         self._jobs: list[Job] = []
         self._wanted = threading.Event()
-        self._closed = False
+        self._stopping = False  # every job ends
+        self._closed = False  # and no other comes
+        self._stepped = 0.0  # when the newest pass began
         self.rate: float | None = None  # prompt tokens a second, of late
         self._thread = threading.Thread(target=self._run, name="headrace-worker", daemon=True)
 
@@ -160,70 +168,106 @@ class Worker:
     @property
     def counts(self) -> tuple[int, int]:
         """Jobs that run, and that wait in line."""
-        jobs = [*self._jobs, *self._new]
+        jobs = [job for job in {*self._new, *self._jobs} if not job.ended]
         running = sum(job.began for job in jobs)
         return running, len(jobs) - running
 
-    def close(self) -> None:
-        """End every job, and the thread. From any other."""
-        self._closed = True
-        for job in [*self._jobs, *self._new]:
+    def stop(self) -> None:
+        """End every job that is here or comes. From any thread."""
+        self._stopping = True
+        for job in [*self._new, *self._jobs]:
             job.abandon()
+        self.wake()
+
+    def close(self) -> None:
+        """End every job, and the thread; nothing may be added any more. From any other thread."""
+        self.stop()
+        self._closed = True
         self.wake()
         self._thread.join()
 
     def _run(self) -> None:
         while not (self._closed and not self._jobs and not self._new):
-            self._wanted.clear()
-            while self._new:
-                self._take(self._new.popleft())
-            for job in self._jobs:
+            try:
+                self._round()
+            except BaseException as error:  # nobody may wait for a thread that is gone
+                _report(error)
+                while self._new:
+                    self._jobs.append(self._new.popleft())
+                for job in self._jobs:
+                    self._give_up(job, error)
+                self._jobs = []
+
+    def _round(self) -> None:
+        """Take in who came, hand on what there is, and make a pass if somebody wants one; or wait."""
+        self._wanted.clear()
+        while self._new:
+            self._take(self._new[0])  # it is in one of both all the time
+            self._new.popleft()
+        for job in self._jobs:
+            if not job.ended:  # given up in the newest pass
                 self._advance(job)
-            self._jobs = [job for job in self._jobs if not job.ended]
-            if any(_hungry(job) for job in self._jobs):
-                self._step()
-            else:
-                self._wanted.wait()
+        self._jobs = [job for job in self._jobs if not job.ended]
+        if any(_hungry(job) for job in self._jobs):
+            self._step()
+        elif not (self._closed and not self._jobs):
+            self._wanted.wait()
 
     def _step(self) -> None:
         """A pass. An error that is nobody's own ends all that shared it: none of them may be trusted."""
+        self._stepped = time.monotonic()
         try:
             self._turns.step(self._has_work)
         except Exception as error:
-            for job in self._jobs:
-                if job.ticket is not None and not job.ticket.ended and job.ticket.generation.began:
-                    self._give_up(job, error)
+            _report(error)
+            for job in self._blamed(error):
+                self._give_up(job, error)
+
+    def _blamed(self, error: Exception) -> list[Job]:
+        """Who ends with an error of a pass: whose it is, else those that ran, else all."""
+        tickets = [(job, job.ticket) for job in self._jobs if job.ticket is not None]
+        own = [job for job, ticket in tickets if ticket.error is error]
+        ran = [job for job, ticket in tickets if ticket.generation.began and not ticket.ended]
+        return own or ran or list(self._jobs)
 
     def _has_work(self) -> bool:
         """Whether a pass that others make is no longer to be waited for."""
         return any(
-            job.ticket is not None and (job.ticket.tokens or job.ticket.over) for job in self._jobs
+            job.ticket is not None and not job.full and (job.ticket.tokens or job.ticket.over)
+            for job in self._jobs
         )
 
     def _take(self, job: Job) -> None:
         assert job.ticket is not None
         self._jobs.append(job)
-        job.ticket.cancelled |= job.gone or job.late or self._closed
         self._turns.submit(job.ticket)
+        job.submitted = True
 
     def _advance(self, job: Job) -> None:
         """Hand on what there is of one job. Its failure is its own."""
         try:
             self._read(job)
         except Exception as error:
+            _report(error)
             self._give_up(job, error)
 
-    def _give_up(self, job: Job, error: Exception) -> None:
-        assert job.ticket is not None
-        job.ticket.cancelled = True
-        self._turns.close(job.ticket)
-        if not job.ended:
-            job.fail(error)
+    def _give_up(self, job: Job, error: BaseException) -> None:
+        """It ends with an error, whatever else goes wrong."""
+        try:
+            if job.ticket is not None and job.submitted:
+                self._turns.close(job.ticket)
+        except Exception as another:
+            _report(another)
+        finally:
+            if not job.ended:
+                job.fail(error)
 
     def _read(self, job: Job) -> None:
         ticket, reader = job.ticket, job.reader
         assert ticket is not None
         assert reader is not None
+        if job.gone or job.late or self._stopping:
+            ticket.cancelled = True
         if ticket.generation.began and not job.began:
             self._begin(job, ticket)
         while not job.full and not reader.over and (token := ticket.pop()) is not None:
@@ -236,23 +280,22 @@ class Worker:
             self._end(job, ticket, reader)
 
     def _begin(self, job: Job, ticket: Ticket) -> None:
+        """Its turn came, with the newest pass; whether it can be in time shows now, by what no cache holds of it."""
         job.began = True
         prompt, reused = ticket.generation.prompt_tokens, ticket.generation.reused
-        check_wait(prompt - reused, self.rate, time.monotonic() - job.arrived, job.longest)
+        if not (ticket.tokens or ticket.ended):
+            check_wait(prompt - reused, self.rate, self._stepped - job.arrived, job.longest)
         job.tell(Started(prompt, reused))
 
     def _end(self, job: Job, ticket: Ticket, reader: Reader) -> None:
         ticket.close()
-        if job.late and not job.spoke:
-            assert job.longest is not None
-            raise too_late(job.longest)
         if ticket.error is not None:
             raise ticket.error
         stats = ticket.stats
         assert stats is not None
         self._learn(stats.read_tokens, stats.prefill_seconds)
         if ticket.cancelled and not reader.over:
-            job.end()
+            self._unfinished(job)
             return
         cut = stats.finish_reason != "stop"
         events = list(reader.finish(cut=cut))
@@ -266,6 +309,15 @@ class Worker:
         )
         job.end(*events, Finished(_reason(reader, cut, job.by_window), usage, reader.stop))
 
+    def _unfinished(self, job: Job) -> None:
+        """It was cancelled. Who is still there is told why."""
+        if job.gone:
+            job.end()
+        elif job.late and job.longest is not None:
+            raise too_late(job.longest)
+        else:
+            raise closing()
+
     def _learn(self, tokens: int, seconds: float) -> None:
         """How fast prompts are read, of late."""
         if tokens >= RATE_TOKENS and seconds > 0:
@@ -273,6 +325,12 @@ class Worker:
             self.rate = (
                 rate if self.rate is None else RATE_SHARE * rate + (1 - RATE_SHARE) * self.rate
             )
+
+
+def _report(error: BaseException) -> None:
+    """What is no error of the house has its cause in the log; clients are told its name alone."""
+    if not isinstance(error, HeadraceError):
+        log.error("a generation failed", exc_info=error)
 
 
 def _hungry(job: Job) -> bool:

@@ -62,6 +62,14 @@ class StopStrings:
         self._held = seen[cut:]
         return seen[:cut]
 
+    def would_stop(self, text: str) -> bool:
+        """Whether `push` would meet a stop string in `text`. Changes nothing."""
+        before = [m.matched for m in self._matchers]
+        found = any(self._feed(char) is not None for char in text)
+        for matcher, matched in zip(self._matchers, before, strict=True):
+            matcher.matched = matched
+        return found
+
     def _feed(self, char: str) -> str | None:
         done = [m.pattern for m in self._matchers if m.feed(char)]
         return done[0] if done else None

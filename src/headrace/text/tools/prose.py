@@ -43,6 +43,11 @@ class Prose:
         self._space.clear()
         self._trims, self._thinks = True, False
 
+    @property
+    def held(self) -> str:
+        """Whitespace of the answer that is told only if more of the answer follows."""
+        return "" if self._thinks else "".join(self._space)
+
     def flush(self) -> None:
         if self._space and not self._thinks:
             self._out.append(Said("".join(self._space)))

@@ -95,6 +95,11 @@ class StreamParser:
         """Whether what comes next is reasoning, as far as can be told."""
         return self._step == self._think
 
+    @property
+    def held(self) -> str:
+        """Whitespace at the end of the answer so far, not told yet: it is no part of it if a call follows."""
+        return self._prose.held
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that some more text completes."""
         self._buffer += text
