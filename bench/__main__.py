@@ -14,6 +14,7 @@ from bench import (
     quality,
     report,
     reuse,
+    serving,
     speculate,
     speed,
     step_profile,
@@ -37,6 +38,7 @@ MEASURES = {
     "adapters": adapters.measure,
     "reuse": reuse.measure,
     "batch": batch.measure,
+    "serve": serving.measure,
 }
 
 

@@ -29,6 +29,7 @@ FILES = (
     "adapters",
     "reuse",
     "batch",
+    "serve",
 )
 
 

@@ -12,6 +12,7 @@ from bench.drafts_page import speculate
 from bench.figures import Figures, decode_name, passes
 from bench.quality import KL, TOP1
 from bench.rows import Row
+from bench.serve_page import serve
 from bench.step_profile import SHARE
 from bench.stream_figures import StreamFigures
 from bench.stream_page import ablations, policies, stream
@@ -268,4 +269,5 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[str]]] = {
     "adapters": adapters.section,
     "reuse": _reuse,
     "batch": _batch,
+    "serve": serve,
 }

@@ -28,6 +28,7 @@ KINDS = (
     "drafters",
     "reuse",
     "batch",
+    "serve",
 )
 
 

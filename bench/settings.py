@@ -12,7 +12,7 @@ from bench.machine import ROOT
 
 PARTS = (
     *("speed", "quality", "load", "profile", "stream", "ablations"),
-    *("constrain", "speculate", "adapters", "reuse", "batch", "report"),
+    *("constrain", "speculate", "adapters", "reuse", "batch", "serve", "report"),
 )
 
 
@@ -26,6 +26,7 @@ class Settings:
     mixture: the GGUF of the model that is bigger than memory; made where None.
     headed: a checkpoint with a head that drafts, on which drafters are compared; they are not where None.
     small_mixture: an artifact or a checkpoint of a mixture that fits memory, for the part batch; none where None.
+    llama_server: llama.cpp's own server, an executable, for the part serve; none where None.
     schemas: a folder of JSON schemas to compile, and what it is called; none are where None.
     """
 
@@ -53,6 +54,7 @@ class Settings:
     schemas_name: str = "schemas"
     schemas_limit: int = 1500
     small_mixture: Path | None = None
+    llama_server: Path | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Settings]:
@@ -79,6 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[tuple[str, ...], Sett
     add("--schemas-name", default=default.schemas_name, help="what the page calls them")
     add("--schemas-limit", type=int, default=default.schemas_limit)
     add("--small-mixture", type=Path, help="a mixture that fits memory, for the part batch")
+    add("--llama-server", type=_program, help="llama.cpp's own server, for the part serve")
     add("--work", type=Path, default=default.work, help="where files are made")
     add("--results", type=Path, default=default.results, help="folder of the recorded rows")
     add("--threads", type=int, nargs="+", default=list(default.threads))
@@ -105,6 +108,8 @@ def command(part: str, settings: Settings) -> str:
         peers += " --headed CHECKPOINT"
     if part == "batch" and settings.small_mixture is not None:
         peers += " --small-mixture MIXTURE"
+    if part == "serve" and settings.llama_server is not None:
+        peers += " --llama-server LLAMA-SERVER" + " --q4-0 Q4_0" * (settings.q4_0 is not None)
     if part not in ("stream", "ablations"):
         return f"python -m bench {part}{peers} --rounds {settings.rounds}"
     limit = "" if settings.limit_gb is None else f" --limit-gb {settings.limit_gb:g}"

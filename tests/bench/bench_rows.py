@@ -162,3 +162,10 @@ def sequence_rows() -> Iterator[Row]:
         for size in (1, 4):
             rate = 100.0 * (gain if size > 1 else 1.0)
             yield row("batch", "decode", system, samples=(rate,), settings={"sequences": size})
+    for system, gain in (("headrace", 1.5), ("llama.cpp server Q4_0", 1.0)):
+        for clients in (1, 8):
+            known = {"clients": clients, "slots": 8, "max_tokens": 64}
+            for measure, unit in (("requests", "1/s"), ("tokens", "tok/s"), ("first text", "ms")):
+                yield row("serve", measure, system, unit=unit, samples=(gain * clients,), settings=known)  # fmt: skip
+    known = {"clients": 8, "slots": 8, "max_tokens": 64}
+    yield row("serve", "cost of a token", unit="ms", samples=(0.25,), settings=known)

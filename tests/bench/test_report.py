@@ -68,7 +68,7 @@ def test_the_page_shows_every_system_and_section(figures: Figures) -> None:
 
 def test_without_rows_the_page_says_so() -> None:
     text = page.page(Figures([]))
-    assert text.count(NOTHING) == 13
+    assert text.count(NOTHING) == 14
     assert "## Targets" not in text
     assert ".svg" not in text
 
