@@ -175,15 +175,20 @@ class Worker:
     def _run(self) -> None:
         while not (self._closed and not self._jobs and not self._new):
             self._wanted.clear()
-            while self._new:
-                self._take(self._new.popleft())
-            for job in self._jobs:
-                self._advance(job)
-            self._jobs = [job for job in self._jobs if not job.ended]
-            if any(_hungry(job) for job in self._jobs):
-                self._step()
-            else:
+            if not self._pass():
                 self._wanted.wait()
+
+    def _pass(self) -> bool:
+        """Move every job on; whether there may be more to do. Keeps hold of no job that has ended."""
+        while self._new:
+            self._take(self._new.popleft())
+        for job in self._jobs:
+            self._advance(job)
+        self._jobs = [job for job in self._jobs if not job.ended]
+        hungry = any(_hungry(job) for job in self._jobs)
+        if hungry:
+            self._step()
+        return hungry
 
     def _step(self) -> None:
         """A pass. An error that is nobody's own ends all that shared it: none of them may be trusted."""
