@@ -170,14 +170,15 @@ class Client:
         self.heard(q, dialect, True, head.status, b"".join(data))
 
     async def bad(self) -> None:
-        """A wrong request, and a right one behind it on the same connection."""
-        about, status, data = self.dice.choice(bad_requests(self.world.model))
+        """A wrong request, and a right one behind it."""
+        await self.refused(*self.dice.choice(bad_requests(self.world.model)))
+        await self.ask(*self.some((SKY,)), self.dice.random() < 0.5)
+
+    async def refused(self, about: str, status: int, data: bytes) -> None:
         line = await self.line()
         await line.send(data)
         got, body = await line.answer()
-        assert got == status, (about, got, body)
-        assert body, about
-        await self.ask(SKY, self.dice.choice(DIALECTS), self.dice.random() < 0.5)
+        assert (got, body[:1]) == (status, b"{"), (about, got, body)
 
     async def torn(self) -> None:
         """Part of a request, and then the end of the connection."""
@@ -253,7 +254,7 @@ def bad_requests(model: str) -> list[tuple[str, int, bytes]]:
         ("no such path", 404, request("GET", "/v1/nothing")),
         ("no such method", 405, request("DELETE", chat)),
         ("no such host", 403, request("GET", "/v1/models", headers={"Host": "evil.example"})),
-        ("no JSON type", 415, request("POST", chat, b"x", {"Content-Type": "text/plain"})),
+        ("no JSON type", 415, request("POST", chat, b"x", {"Content-Type": "image/png"})),
         ("a picture", 400, request("POST", "/api/generate", {"model": model, "prompt": "Hi", "images": ["iVBORw0KGgo="]})),
         ("embeddings", 400, request("POST", "/api/embed", {"model": model, "input": "Hi"})),
         ("two lengths", 400, request("POST", chat, right, {"content-length": "3"})),
@@ -279,10 +280,12 @@ async def play(world: World, seed: int, *, clients: int, seconds: float, most: i
 
 
 async def warm(world: World) -> None:
-    """Every question, every act, and so many long prompts that all pages were used."""
+    """Every question, every wrong request, every act, and so many long prompts that all pages were used."""
     client = Client(world, random.Random(0))
     for q in FIXED:
         await client.ask(*client.some((q,)), client.dice.random() < 0.5)
+    for wrong in bad_requests(world.model):
+        await client.refused(*wrong)
     for name in ACTS:
         await client.act(name)
     await client.leave()

@@ -18,9 +18,10 @@ def request(
 ) -> bytes:
     """The bytes of a request; `body` as it is, or as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    fields = {"Host": "localhost", **(headers or {})}
+    fields = {"Host": "localhost"}
     if body is not None:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+    fields |= headers or {}
     head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*head, "", ""]).encode() + data
 
