@@ -14,6 +14,7 @@ from serve.soak.line import Line, request
 from serve.soak.questions import ENDLESS, FIXED, SKY, TOLD, Question, long
 from serve.soak.speech import DIALECTS, RESPONSES, Dialect, Said, frames
 
+FRESH_SECONDS = 30  # that a connection may wait for its next request
 Known = dict[str, tuple[str, list[tuple[str, Any]], int]]
 
 
@@ -57,6 +58,9 @@ class Client:
         self._line: Line | None = None
 
     async def line(self) -> Line:
+        """The kept connection; a new one where the server may have given up waiting for the next request."""
+        if self._line is not None and self._line.idle > FRESH_SECONDS:
+            await self.leave()
         if self._line is None or not self._line.open:
             self._line = await Line.to(self.world.port)
         return self._line
@@ -155,7 +159,7 @@ class Client:
 
     async def stalled(self) -> None:
         """Reads nothing for a while, then all of it."""
-        long = self.world.hours and self.dice.random() < 0.3
+        long = self.world.hours and self.dice.random() < 0.2
         q, pause = (ENDLESS, (10.0, 25.0)) if long else (TOLD, (0.3, 1.5))
         line = await Line.to(self.world.port, narrow=True)
         _, dialect = self.some((q,))

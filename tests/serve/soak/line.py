@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,12 @@ class Line:
         self._reader = reader
         self._writer = writer
         self.open = True
+        self._used = time.monotonic()
+
+    @property
+    def idle(self) -> float:
+        """Seconds since an answer came."""
+        return time.monotonic() - self._used
 
     @classmethod
     async def to(cls, port: int, *, narrow: bool = False) -> Self:
@@ -86,6 +93,7 @@ class Line:
         """Status and body."""
         head = await self.head()
         data = b"".join([part async for part in self.parts(head)])
+        self._used = time.monotonic()
         if head.closes:
             await self.leave()
         return head.status, data

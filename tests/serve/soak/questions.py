@@ -67,15 +67,15 @@ TOLD = Question("told", _user("Tell a long story about a fox and a crow."), 160)
 ENDLESS = Question(
     "endless",
     _user("Draw a long line of letters as JSON."),
-    1500,
+    800,
     schema={
         "type": "object",
         "properties": {
             "line": {
                 "type": "array",
                 "items": {"enum": ["a", "b"]},
-                "minItems": 400,
-                "maxItems": 400,
+                "minItems": 250,
+                "maxItems": 250,
             }
         },
         "required": ["line"],
