@@ -188,19 +188,20 @@ class Worker:
 
     def _run(self) -> None:
         while not (self._closed and not self._jobs and not self._new):
+            self._wanted.clear()
             try:
-                self._round()
+                idle = not self._pass()
             except BaseException as error:  # nobody may wait for a thread that is gone
-                _report(error)
-                while self._new:
-                    self._jobs.append(self._new.popleft())
-                for job in self._jobs:
-                    self._give_up(job, error)
-                self._jobs = []
+                self._end_all(error)
+                continue
+            if idle and not (self._closed and not self._jobs):
+                self._wanted.wait()
 
-    def _round(self) -> None:
-        """Take in who came, hand on what there is, and make a pass if somebody wants one; or wait."""
-        self._wanted.clear()
+    def _pass(self) -> bool:
+        """Take in who came, hand on what there is, and make a pass if somebody wants one; whether somebody did.
+
+        Keeps hold of no job that has ended.
+        """
         while self._new:
             self._take(self._new[0])  # it is in one of both all the time
             self._new.popleft()
@@ -208,10 +209,18 @@ class Worker:
             if not job.ended:  # given up in the newest pass
                 self._advance(job)
         self._jobs = [job for job in self._jobs if not job.ended]
-        if any(_hungry(job) for job in self._jobs):
+        hungry = any(_hungry(job) for job in self._jobs)
+        if hungry:
             self._step()
-        elif not (self._closed and not self._jobs):
-            self._wanted.wait()
+        return hungry
+
+    def _end_all(self, error: BaseException) -> None:
+        _report(error)
+        while self._new:
+            self._jobs.append(self._new.popleft())
+        for job in self._jobs:
+            self._give_up(job, error)
+        self._jobs = []
 
     def _step(self) -> None:
         """A pass. An error that is nobody's own ends all that shared it: none of them may be trusted."""
