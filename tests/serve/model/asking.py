@@ -25,6 +25,14 @@ DIALECTS = [openai_chat, openai_responses, anthropic_dialect, ollama_dialect, ga
 NAME = "painted:1m"
 Json = dict[str, Any]
 SECONDS = 120
+# What asks for reasoning.
+THOUGHTFUL: dict[str, Json] = {
+    "chat": {"reasoning_effort": "low"},
+    "responses": {"reasoning": {"effort": "low"}},
+    "messages": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    "ollama": {"think": True},
+    "gateway": {"reasoning": "low"},
+}
 
 
 @dataclass(frozen=True)

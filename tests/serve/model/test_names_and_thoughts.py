@@ -13,8 +13,7 @@ import loras
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
 from headrace.values import Message
-from serve.model.asking import ASKS, NAME, REASONS, Asked, Json, Server, serving, user
-from serve.model.test_reuse import THOUGHTFUL
+from serve.model.asking import ASKS, NAME, REASONS, THOUGHTFUL, Asked, Json, Server, serving, user
 from serve.model.test_structured import SCHEMAS, TOOLS, valid
 
 EVERY = pytest.mark.parametrize("dialect", ASKS)

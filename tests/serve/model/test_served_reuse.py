@@ -11,7 +11,7 @@ from headrace.artifact.container import Artifact
 from headrace.engine.pages import PAGE_TOKENS
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.llm import LLM
-from serve.model.asking import ASKS, CACHED, Asked, Json, Server, Told, serving
+from serve.model.asking import ASKS, CACHED, THOUGHTFUL, Asked, Json, Server, Told, serving
 
 EVERY = pytest.mark.parametrize("dialect", CACHED)  # Ollama's form has no such figure
 SYSTEM = (
@@ -116,14 +116,6 @@ def test_a_restart_finds_it_on_disk(wild_artifact: Artifact, tmp_path: Path) -> 
 
 
 # Reasoning
-
-THOUGHTFUL: dict[str, Json] = {
-    "chat": {"reasoning_effort": "low"},
-    "responses": {"reasoning": {"effort": "low"}},
-    "messages": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-    "ollama": {"think": True},
-    "gateway": {"reasoning": "low"},
-}
 
 
 @EVERY
