@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
 from headrace.serve.failure import RequestError
-from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, OpenWire, Wire, decoded, read
+from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, Offered, OpenWire, Wire, decoded, read
 
 
 class Part(Wire):
@@ -79,6 +79,36 @@ def test_a_refusal_names_the_field(value: dict[str, object], said: str, place: s
         read(Body, value)
     assert caught.value.message.startswith(said)
     assert caught.value.place == place
+
+
+class Free(Wire):
+    schema_: dict[str, Any] = Field(alias="schema")
+    parts: list[Part]
+    limit: int | None = Field(5, alias="max")
+
+
+def test_null_is_unset_of_unknown_fields_too_and_kept_in_free_json() -> None:
+    schema = {"default": None, "enum": [None], "new": {"more": None}}
+    part = {"type": "text", "new": None, "text": None}
+    value = read(Free, {"schema": schema, "new": None, "max": None, "parts": [part]})
+    assert value == Free(schema=schema, parts=[Part(type="text")], max=None)
+    assert read(Open, {"model": "m", "new": None}).model_extra == {}
+    with pytest.raises(RequestError, match=r"unknown field parts\[0\].new"):
+        read(Free, {"schema": {}, "parts": [part | {"new": 0}], "other": None})
+
+
+class Some(Wire):
+    n: Annotated[int | None, Field(ge=1, le=1), Offered] = None
+
+
+def test_what_is_not_offered_has_a_code_of_its_own() -> None:
+    assert [read(Some, {"n": n}).n for n in (1, None)] == [1, None]
+    found = []
+    for n in (2, "1"):
+        with pytest.raises(RequestError) as caught:
+            read(Some, {"n": n})
+        found.append((caught.value.cause, caught.value.place))
+    assert found == [("unsupported_field", "n"), ("invalid_request", "n")]
 
 
 def test_unknown_fields_of_an_open_type_are_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -41,15 +42,11 @@ def stop(
     found = lock.holder(home)
     if found is None or found.port != port:
         return _nothing(port, found)
-    _signal(found)
-    end = time.monotonic() + SECONDS
-    while lock.holder(home) == found:
-        if time.monotonic() > end:
-            raise NotStoppedError(
-                f"{found} has not ended after {SECONDS:g} s",
-                hint="headrace stop, once more, ends it at once",
-            )
-        time.sleep(_PAUSE)
+    if not _end(found):
+        raise NotStoppedError(
+            f"{found} has not ended after {SECONDS:g} s",
+            hint="headrace stop, once more, ends it at once",
+        )
     print(f"stopped {found}")
     return 0
 
@@ -68,16 +65,31 @@ def _nothing(port: int, found: Holder | None) -> int:
     return 0
 
 
-def _signal(found: Holder) -> None:
-    """Send SIGTERM to who holds the lock. The lock is looked at again once the process is pinned by a descriptor."""
+def _end(found: Holder) -> bool:
+    """Send SIGTERM to who holds the lock, and wait; whether the process has ended.
+
+    The lock is looked at again once the process is pinned by a descriptor. Without those its lock has to do.
+    """
     home = config.load().home
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             os.kill(found.pid, signal.SIGTERM)
-            return
+            return _freed(found)
         process = os.pidfd_open(found.pid)
         try:
-            if lock.holder(home) == found:
-                signal.pidfd_send_signal(process, signal.SIGTERM)
+            if lock.holder(home) != found:
+                return True
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            return bool(select.select([process], [], [], SECONDS)[0])
         finally:
             os.close(process)
+    return True
+
+
+def _freed(found: Holder) -> bool:
+    home, end = config.load().home, time.monotonic() + SECONDS
+    while lock.holder(home) == found:
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE)
+    return True

@@ -100,10 +100,13 @@ class Served:
             return
         http = HttpRequest(scope, receive)
         headers = {name.lower(): value for name, value in http.headers.items()}
-        answer = Answer(http, send, guard.cors(headers.get("origin"), self._policy))
-        with self._observer.request(scope["path"]) as answer.watch, suppress(ClientDisconnect):
+        request_id = uuid.uuid4().hex
+        always = (*named(request_id), *guard.cors(headers.get("origin"), self._policy))
+        answer = Answer(http, send, always)
+        looking = self._observer.request(scope["path"], request_id)
+        with looking as answer.watch, suppress(ClientDisconnect):
             try:
-                await self._answer(http, headers, answer)
+                await self._answer(http, headers, request_id, answer)
             except ClientDisconnect:
                 raise
             except Exception as error:
@@ -113,7 +116,9 @@ class Served:
                     log.exception("a request failed")
                 await self._fail(failure(error), scope["path"], answer)
 
-    async def _answer(self, http: HttpRequest, headers: Mapping[str, str], answer: Answer) -> None:
+    async def _answer(
+        self, http: HttpRequest, headers: Mapping[str, str], request_id: str, answer: Answer
+    ) -> None:
         answer.watch.admit()
         path, method = http.scope["path"], http.method
         found = self._table.find(path)
@@ -128,9 +133,7 @@ class Served:
         elif found is None:
             raise RequestError(f"there is no {path!r:.200} here", status=404, code="not_found")
         elif (endpoint := _endpoint(found[0], method)) is not None:
-            context = Context(
-                self._backend.card, uuid.uuid4().hex, time.time(), headers, dict(found[1])
-            )
+            context = Context(self._backend.card, request_id, time.time(), headers, dict(found[1]))
             answer.watch.found(found[0].dialect, endpoint, context)
             await self._serve(endpoint, context, http, answer)
         elif method == "HEAD":
@@ -171,7 +174,7 @@ class Served:
         self, exchange: Exchange, context: Context, http: HttpRequest, answer: Answer
     ) -> None:
         """Answer until it is complete or the client has left."""
-        answer.headers = [*exchange.headers.items(), *self._ignored(exchange, context)]
+        answer.headers = self._ignored(exchange, context)
         running = self._backend.submit(
             exchange.request, request_id=context.id, arrived=time.monotonic()
         )
@@ -274,6 +277,11 @@ class Answer:
         kind = [("content-type", media_type), ("content-length", str(len(data)))]
         await self.start(status, [*kind, *headers])
         await self.push(data, more=False)
+
+
+def named(request_id: str) -> guard.Pairs:
+    """Headers that name a request as its line in the log does, for OpenAI's clients and for Anthropic's."""
+    return (("x-request-id", request_id), ("request-id", f"req_{request_id}"))
 
 
 def hints(status: int) -> guard.Pairs:

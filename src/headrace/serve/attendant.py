@@ -74,10 +74,10 @@ class Attendant(Observer):
             heard.stop()
 
     @contextmanager
-    def request(self, path: str) -> Iterator[Watch]:
+    def request(self, path: str, request_id: str) -> Iterator[Watch]:
         """See `Observer`."""
         quiet = path.rstrip("/") in QUIET
-        watch = Attended(self, path, self._clock)
+        watch = Attended(self, path, Account(self._clock(), request_id), self._clock)
         if not quiet:
             self._idle.begin()
         try:
@@ -109,11 +109,13 @@ class Attendant(Observer):
 class Attended(Watch):
     """Looks on at one request."""
 
-    def __init__(self, attendant: Attendant, path: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, attendant: Attendant, path: str, account: Account, clock: Callable[[], float]
+    ) -> None:
         self._attendant = attendant
         self._path = path
         self._clock = clock
-        self.account = Account(clock())
+        self.account = account
         self.generation: Heard | None = None
 
     def admit(self) -> None:
@@ -123,7 +125,7 @@ class Attended(Watch):
 
     def found(self, dialect: str, endpoint: Endpoint, context: Context) -> None:
         """See `Watch`."""
-        self.account.id, self.account.endpoint = context.id, endpoint.path
+        self.account.endpoint = endpoint.path
         if dialect != "routes":
             self.account.dialect = dialect
 

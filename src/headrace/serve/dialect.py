@@ -87,12 +87,11 @@ class Exchange(ABC):
     """One generation in a dialect: what is asked, and the bytes that tell what came of it.
 
     Either `whole` is called, once, or `push` with every event in order. `ignored`: fields that were accepted and not
-    looked at. `headers`: of the response.
+    looked at.
     """
 
     media_type = EVENT_STREAM
     ignored: tuple[str, ...] = ()
-    headers: Mapping[str, str] = {}
 
     def __init__(self, request: Request, *, stream: bool) -> None:
         self.request = request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.errors import (
     ContextError,
     HeadraceError,
@@ -35,9 +37,10 @@ class RequestError(InputError):
 class UnknownNameError(RequestError):
     """A model that is not served here."""
 
-    def __init__(self, name: str, served: str, *, status: int = 400) -> None:
+    def __init__(self, name: str, served: Sequence[str], *, status: int = 400) -> None:
+        known = ", ".join(map(repr, served))
         super().__init__(
-            f"the model {name!r:.200} is not served here; {served!r} is",
+            f"the model {name!r:.200} is not served here; {known} {'is' if len(served) == 1 else 'are'}",
             status=status,
             code="model_not_found",
             place="model",

@@ -17,7 +17,7 @@ from headrace.serve.failure import RequestError
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/health",)  # without a key
-EXPOSED = "x-headrace-ignored-fields, x-request-id, retry-after"
+EXPOSED = "x-headrace-ignored-fields, x-request-id, request-id, retry-after"
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?")
 _ORIGIN = re.compile(r"https?://(.+)")

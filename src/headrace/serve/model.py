@@ -163,7 +163,7 @@ class ModelBackend:
 
     def _adapter(self, name: str) -> str | None:
         if name not in self._card.names:
-            raise UnknownNameError(name, self._card.name)
+            raise UnknownNameError(name, self._card.names)
         return name.removeprefix(self._card.name).removeprefix("+") or None
 
     def _prompt(self, request: Request) -> _Prompt:

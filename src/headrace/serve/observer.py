@@ -40,6 +40,6 @@ class Observer:
     endpoints: Sequence[Endpoint] = ()
 
     @contextmanager
-    def request(self, path: str) -> Iterator[Watch]:
-        """A request, from its head to the end of its answer."""
+    def request(self, path: str, request_id: str) -> Iterator[Watch]:
+        """A request, from its head to the end of its answer. request_id: 32 hex digits."""
         yield Watch()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -17,7 +18,7 @@ from typing import Literal
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.serve import guard
-from headrace.serve.app import App, hints
+from headrace.serve.app import App, hints, named
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.head import (
     MAX_HEAD,
@@ -117,23 +118,28 @@ class Connection(H11Protocol):
         self._clock = Clock("head", now, now, now)
         self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
         transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
-        if len(self.connections) > 2 * self.bounds.connections:
+        self._clock.crowded = not self._make_room()
+        if self._clock.crowded and len(self.connections) > 2 * self.bounds.connections:
             transport.abort()
-        elif len(self.connections) > self.bounds.connections:
-            self._clock.crowded = not self._make_room()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a next request, if there is one."""
-        idle = [c for c in self.connections if isinstance(c, Connection) and c.is_idle]
-        if idle:
-            min(idle, key=lambda c: c._clock.begun).transport.close()
-        return bool(idle)
+        """Whether there is room for this one; if need be, the connection that has waited longest for a head ends."""
+        if len(self.connections) <= self.bounds.connections:
+            return True
+        others = (c for c in self.connections if isinstance(c, Connection) and c is not self)
+        waiting = [c for c in others if c.is_waiting]
+        if waiting:
+            min(waiting, key=lambda c: c._clock.begun).transport.close()
+        return bool(waiting)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether all requests are answered and no other has begun."""
-        asked = self.cycle is not None and not self._input
-        return asked and self._clock.phase == "head" and not self.transport.is_closing()
+    def is_waiting(self) -> bool:
+        """Whether no request is in hand: none has begun, or not all of its head is there. One that has just come has a
+        moment to send it."""
+        if self._clock.phase != "head" or self.transport.is_closing():
+            return False
+        idle = self.cycle is not None and not self._input
+        return idle or self.loop.time() - self._clock.begun > self.bounds.tick_seconds
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -186,7 +192,7 @@ class Connection(H11Protocol):
             return False
         try:
             head = read_head(bytes(self._input[:end]))
-            if self._clock.crowded:
+            if self._clock.crowded and not self._make_room():
                 raise RequestError(
                     "too many connections are open", status=503, code="too_many_connections"
                 )
@@ -194,6 +200,7 @@ class Connection(H11Protocol):
             self._refuse(error)
             return False
         del self._input[:end]
+        self._clock.crowded = False
         self._path, self._origin = head.path, head.field(b"origin")
         self._seen, self._body_left = 0, head.length
         self._blank = self._answered = False
@@ -243,6 +250,7 @@ class Connection(H11Protocol):
             ("content-length", str(len(body))),
             ("connection", "close"),
             *hints(what.status),
+            *named(uuid.uuid4().hex),
             *guard.cors(self._origin, self.served.policy),
         ]
         phrase = HTTPStatus(what.status).phrase

@@ -1,6 +1,7 @@
 """JSON of a request's body as the typed values of a dialect, or a refusal that names the field.
 
-Every wire type derives from `Wire`: unknown fields are refused, nothing is converted, and null is an unset field.
+Every wire type derives from `Wire`: unknown fields are refused, nothing is converted, and null is an unset field, of a
+field that nobody knows too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ import math
 import re
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import INVALID, RequestError
 
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
 MAX_VALUES = (
@@ -30,11 +38,43 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: each for key, each in value.items() if each is not None or key in known}
+
 
 class OpenWire(Wire):
     """A wire type whose unknown fields are kept, for the dialect to say which they were (`model_extra`)."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+UNSUPPORTED = (
+    "unsupported_field"  # the code of what is known and not offered, and of what is not known
+)
+
+
+def not_offered(said: str) -> PydanticCustomError:
+    """What a validator raises for a value that is known and not offered here."""
+    return PydanticCustomError(UNSUPPORTED, "{said}", {"said": said})
+
+
+def _offered(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"].endswith("_type"):
+            raise
+        raise not_offered(first["msg"]) from None
+
+
+# Of a field that has values elsewhere which it may not have here.
+Offered = WrapValidator(_offered)
 
 
 def decoded(body: bytes) -> dict[str, Any]:
@@ -75,11 +115,12 @@ def _refusal(error: ValidationError, value: object) -> RequestError:
     found = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
     place = _place(found, value)
     if found["type"] == "extra_forbidden":
-        return RequestError(f"unknown field {place}", code="unsupported_field", place=place)
+        return RequestError(f"unknown field {place}", code=UNSUPPORTED, place=place)
     if found["type"] == "missing":
         return RequestError(f"{place} is missing", place=place)
     said = found["msg"].removeprefix("Value error, ")
-    return RequestError(f"{place}: {said[:1].lower()}{said[1:]}"[:600], place=place)
+    code = UNSUPPORTED if found["type"] == UNSUPPORTED else INVALID
+    return RequestError(f"{place}: {said[:1].lower()}{said[1:]}"[:600], code=code, place=place)
 
 
 def _place(found: ErrorDetails, value: object) -> str:

@@ -259,8 +259,8 @@ def test_line_breaks_of_every_kind_stay_in_one_frame() -> None:
     ],
 )
 def test_an_error(status: int, code: str, kind: str) -> None:
-    assert gateway.error(Failure(status, code, "why")) == {
-        "error": {"message": "why", "type": kind, "param": None, "code": code}
+    assert gateway.error(Failure(status, code, "why", place="n")) == {
+        "error": {"message": "why", "type": kind, "param": "n", "code": code}
     }
 
 

@@ -77,7 +77,7 @@ def test_a_refusal_reaches_no_model(server: Server, stream: bool) -> None:
         "error": {
             "message": "unknown field logprobs",
             "type": "invalid_request_error",
-            "param": None,
+            "param": "logprobs",
             "code": "unsupported_field",
         }
     }

@@ -152,6 +152,7 @@ def test_null_is_unset(name: str) -> None:
         ({"tools": [{"type": "custom", "name": "f"}]}, "invalid_request", "tools[0]"),
         ({"providerOptions": {"headrace": {"mirostat": 1}}}, "unsupported_field", "providerOptions.headrace.mirostat"),
         ({"providerOptions": {"headrace": {"numCtx": 0}}}, "invalid_request", "providerOptions.headrace.numCtx"),
+        ({"providerOptions": {"headrace": {"numCtx": 8193}}}, "invalid_request", "providerOptions.headrace.numCtx"),
         ({"reasoning": "low", "providerOptions": {"headrace": {"reasoningEffort": "high"}}}, "invalid_request", "reasoning"),
     ],
 )  # fmt: skip
@@ -190,7 +191,7 @@ def test_a_name_of_the_model(sent: str, served: str) -> None:
 def test_a_model_that_is_not_served() -> None:
     told = failure(refused({"ai_language_model_id": "openai/gpt-5"}))
     assert (told.status, told.code) == (400, "model_not_found")
-    assert "'openai/gpt-5' is not served here; 'headrace/painted:1m' is" in told.message
+    assert "; 'headrace/painted:1m', 'headrace/painted:1m+pirate' are" in told.message
 
 
 @pytest.mark.parametrize(("sent", "streams"), [("true", True), ("false", False)])

@@ -179,9 +179,9 @@ def test_think(path: str, think: bool | str, effort: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("think", ["", "none", "true", 1])
+@pytest.mark.parametrize("think", ["", "none", "true", "silly", 1])
 def test_think_is_refused(path: str, think: Any) -> None:
-    refused("think", path, think=think)
+    refused("think: has to be true, false, low, medium, high or max", path, think=think)
 
 
 @BOTH
@@ -286,6 +286,10 @@ def test_an_image_is_refused(path: str, value: str) -> None:
         ("painted:1m", "painted:1m"),
         ("painted", "painted:1m"),
         ("painted:latest", "painted:1m"),
+        ("Painted:1M", "painted:1m"),
+        ("painted:1m:latest", "painted:1m"),
+        ("PAINTED+Pirate", "painted:1m+pirate"),
+        ("painted:1m+pirate:latest", "painted:1m+pirate"),
         ("painted:1m+pirate", "painted:1m+pirate"),
         ("painted+pirate", "painted:1m+pirate"),
     ],

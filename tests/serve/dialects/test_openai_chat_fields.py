@@ -98,6 +98,8 @@ def test_a_field_is_taken(fields: dict[str, Any], wanted: dict[str, Any]) -> Non
         {"prompt_cache_retention": "24h"},
         {"safety_identifier": "s"},
         {"service_tier": "auto"},
+        {"modalities": ["text"]},
+        {"verbosity": "low"},
         {"stream_options": {"include_usage": True}},
         {"stream_options": {"include_obfuscation": False}},
     ],
@@ -109,7 +111,10 @@ def test_a_field_is_accepted_without_an_effect(fields: dict[str, Any]) -> None:
 REQUIRED = {"model", "messages"}
 
 
-@pytest.mark.parametrize("name", sorted(set(ChatBody.model_fields) - REQUIRED))
+UNKNOWN = ("top_logprobs", "functions", "function_call", "audio", "prediction", "web_search_options", "moderation", "new")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*sorted(set(ChatBody.model_fields) - REQUIRED), *UNKNOWN])
 def test_null_is_unset(name: str) -> None:
     assert asked(**{name: None}) == asked()
 
@@ -163,7 +168,9 @@ def test_null_is_unset(name: str) -> None:
         ({"function_call": "auto"}, "unknown field function_call"),
         ({"top_logprobs": 1}, "unknown field top_logprobs"),
         ({"repeat_penalty": 1.1}, "unknown field repeat_penalty"),
-        ({"modalities": ["audio"]}, "unknown field modalities"),
+        ({"modalities": ["audio"]}, "modalities: input should be 'text'"),
+        ({"modalities": "text"}, "modalities: input should be a valid list"),
+        ({"verbosity": "most"}, "verbosity: input should be 'low', 'medium' or 'high'"),
         ({"model": None}, "model: input should be a valid string"),
         ({"messages": None}, "messages: input should be a valid list"),
     ],
@@ -181,12 +188,33 @@ def test_an_unknown_field_has_its_own_code() -> None:
     assert (caught.value.cause, caught.value.place) == ("unsupported_field", "web_search_options")
 
 
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"n": 2}, "unsupported_field"),
+        ({"n": "2"}, "unsupported_field"),
+        ({"store": True}, "unsupported_field"),
+        ({"logprobs": True}, "unsupported_field"),
+        ({"logit_bias": {"7": 1}}, "unsupported_field"),
+        ({"frequency_penalty": 0.5}, "unsupported_field"),
+        ({"modalities": ["text", "audio"]}, "unsupported_field"),
+        ({"frequency_penalty": "0"}, "invalid_request"),
+        ({"logit_bias": []}, "invalid_request"),
+        ({"temperature": "1"}, "invalid_request"),
+    ],
+)
+def test_what_is_not_offered_has_the_code_of_it(fields: dict[str, Any], code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        asked(**fields)
+    assert (caught.value.cause, caught.value.place) == (code, next(iter(fields)))
+
+
 @pytest.mark.parametrize("name", ["gpt-4o", "painted", "painted:1m+other", ""])
 def test_a_wrong_model_is_refused_and_the_right_one_named(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         asked(model=name)
     assert (caught.value.status, caught.value.cause) == (400, "model_not_found")
-    assert caught.value.message.endswith(f"; {CARD.name!r} is")
+    assert caught.value.message.endswith(f"; {CARD.name!r}, '{CARD.name}+pirate' are")
 
 
 def test_streaming_is_asked_for() -> None:

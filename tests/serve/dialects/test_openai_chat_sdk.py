@@ -285,7 +285,7 @@ def test_extensions_travel_in_the_extra_body() -> None:
     ("fields", "kind", "code", "said"),
     [
         ({"model": "gpt-4o"}, openai.BadRequestError, "model_not_found", "'gpt-4o' is not served"),
-        ({"logprobs": True}, openai.BadRequestError, "invalid_request", "logprobs"),
+        ({"logprobs": True}, openai.BadRequestError, "unsupported_field", "logprobs"),
         ({"extra_body": {"new": 1}}, openai.BadRequestError, "unsupported_field", "field new"),
         ({"messages": []}, openai.BadRequestError, "invalid_request", "conversation is empty"),
     ],

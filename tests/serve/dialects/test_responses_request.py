@@ -129,7 +129,7 @@ def test_effort_reasons(effort: str) -> None:
         ({"metadata": {"a": 1}}, "metadata.a: input should be a valid string"),
         ({"frequency_penalty": 0}, "unknown field frequency_penalty"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort: input should be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"),
-        ({"model": "gpt-5"}, f"the model 'gpt-5' is not served here; {NAME!r} is"),
+        ({"model": "gpt-5"}, f"the model 'gpt-5' is not served here; {NAME!r}, '{NAME}+pirate' are"),
         ({"text": {"format": {"type": "xml"}}}, "text.format: an object with a type that is supported is expected: json_object, json_schema, text"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema is missing"),
         ({"tools": [FUNCTION, FUNCTION]}, "two tools are called 'weather'"),
@@ -161,6 +161,29 @@ def test_refused(fields: Json, message: str) -> None:
         opened(**fields)
     assert caught.value.message == message
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("conversation", "conv_1"),
+        ("background", True),
+        ("prompt", {"id": "p"}),
+        ("max_tool_calls", 3),
+        ("top_logprobs", 2),
+        ("truncation", "auto"),
+    ],
+)
+def test_what_is_not_offered_has_the_code_of_it(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        opened(**{name: value})
+    assert (caught.value.cause, caught.value.place) == ("unsupported_field", name)
+
+
+@pytest.mark.parametrize("name", ["moderation", "new"])
+def test_null_is_unset_of_fields_that_nobody_knows(name: str) -> None:
+    assert asked(**{name: None}) == asked()
 
 
 @pytest.mark.parametrize("field", ["model", "input"])
@@ -350,8 +373,8 @@ def test_a_schema(strict: bool | None) -> None:
     ("status", "kind"), [(400, "invalid_request_error"), (503, "server_error")]
 )
 def test_the_shape_of_an_error(status: int, kind: str) -> None:
-    told = dialect.error(Failure(status, "some_code", "It broke", "try again"))
-    error = {"message": "It broke (try again)", "type": kind, "param": None, "code": "some_code"}
+    told = dialect.error(Failure(status, "some_code", "It broke", "try again", place="n"))
+    error = {"message": "It broke (try again)", "type": kind, "param": "n", "code": "some_code"}
     assert told == {"error": error}
 
 

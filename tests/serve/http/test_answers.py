@@ -44,6 +44,27 @@ def test_health(port: int) -> None:
     assert (got.status, got.json) == (200, {"status": "ok"})
 
 
+def test_every_answer_names_its_request(port: int) -> None:
+    told = [
+        asked(port, data).headers
+        for data in (
+            request("GET", "/health"),
+            request("GET", "/nowhere"),
+            request("GET", "/health", host="evil.example"),
+            request("PUT", "/plain/ask"),
+            request("OPTIONS", "/plain/ask"),
+            request("POST", "/plain/ask", ASK),
+            request("POST", "/plain/ask", b"["),
+            request("POST", "/plain/ask", b"", "Transfer-Encoding: chunked"),
+            b"\x16\x03\x01",
+        )
+    ]
+    ids = [headers["x-request-id"] for headers in told]
+    assert [len(bytes.fromhex(each)) for each in ids] == [16] * len(told)
+    assert len(set(ids)) == len(told)
+    assert [headers["request-id"] for headers in told] == [f"req_{each}" for each in ids]
+
+
 @pytest.mark.parametrize(
     ("path", "shape"),
     [

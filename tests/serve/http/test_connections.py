@@ -211,11 +211,34 @@ def test_idle_connections_make_room() -> None:
             assert raw.answer().status == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /plain/model HTTP/1.1\r\nHost: local"])
+def test_connections_without_a_request_make_room(sent: bytes) -> None:
+    limits = replace(QUICK, connections=3, head_seconds=1000, ending_pause=1000)
+    with serving([], limits) as (port, _), ExitStack() as stack:
+        held = [stack.enter_context(Raw(port)) for _ in range(3)]
+        for raw in held if sent else ():
+            raw.send(sent)
+        wait(lambda: asked(port, request("GET", "/health")).status == 200)
+        assert held[0].ended()  # it had waited longest
+
+
+def test_a_request_in_hand_makes_no_room() -> None:
+    limits = replace(QUICK, connections=2, tick_seconds=30)
+    with serving([Started(3, 0), TextDelta("So"), DONE], limits) as (port, _), ExitStack() as stack:
+        held = [stack.enter_context(Raw(port)) for _ in range(2)]
+        for raw in held:
+            raw.send(request("POST", "/plain/ask", ASK)[:-1])
+        wait(lambda: asked(port, request("GET", "/health")).status == 503)
+        for raw in held:
+            raw.send(ASK[-1:])
+            assert raw.answer().json == {"text": "So"}
+
+
 def test_connections_far_over_the_limit_are_dropped() -> None:
-    with (
-        serving([], replace(QUICK, connections=2, ending_pause=30, ending_seconds=30)) as (port, _),
-        ExitStack() as stack,
-    ):
+    patient = replace(
+        QUICK, connections=2, tick_seconds=30, ending_pause=30, ending_seconds=30
+    )  # none has waited for a tick
+    with serving([], patient) as (port, _), ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(Raw(port))
         with Raw(port) as raw, suppress(ConnectionResetError):

@@ -318,7 +318,7 @@ def test_an_unknown_model(program: Run, sdk: str) -> None:
     with asked(program, HELLO, model="openai/gpt-5") as (run, backend):
         error = run(sdk=sdk, call="generateText", prompt="Hi")["error"]
     assert (error["name"], error["statusCode"]) == ("GatewayModelNotFoundError", 400)
-    assert "'headrace/painted:1m' is" in error["message"]
+    assert "'headrace/painted:1m', 'headrace/painted:1m+pirate' are" in error["message"]
     assert backend.requests == []
 
 

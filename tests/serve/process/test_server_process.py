@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.serve.lock import beside, holder
+from serve.pages import Example, examples
 from serve.process.running import Server, server
 
 SECRET = "whisper"
@@ -271,9 +273,22 @@ def test_a_request_is_one_line_of_json_without_its_text(tmp_path: Path) -> None:
             "status": 400,
             "error": "invalid_request",
         },
-        {"dialect": "server", "endpoint": "unknown", "id": 0, "status": 404, "error": "not_found"},
+        {"dialect": "server", "endpoint": "unknown", "id": 32, "status": 404, "error": "not_found"},
         {"dialect": "plain", "endpoint": "/plain/model", "id": 32, "status": 200},
     ]
+
+
+def test_the_log_has_the_id_that_the_answer_has(tmp_path: Path) -> None:
+    ids = []
+    with server(tmp_path, log_json=True) as running:
+        running.ready()
+        for path in ("/plain/model", "/nowhere"):
+            with running.asked("GET", path) as answer:
+                ids.append(answer.response.getheader("x-request-id"))
+        running.signal()
+        assert running.ended() == 0
+    lines = [json.loads(line) for line in running.lines]
+    assert [line["id"] for line in lines if line["message"] == "request"] == ids
 
 
 def test_a_client_that_left_is_told(tmp_path: Path) -> None:
@@ -283,6 +298,17 @@ def test_a_client_that_left_is_told(tmp_path: Path) -> None:
                 time.sleep(0.01)
         assert "error=client_gone" in running.line("request")
         assert running.status()["active_requests"] == 0
+
+
+@pytest.mark.parametrize("example", examples("serve.md", "sh"), ids=lambda e: e.name)
+def test_curl_prints_what_the_page_says(example: Example, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with server(tmp_path, idle_exit=30) as running:
+        code = example.at(f"http://127.0.0.1:{running.ready().port}")
+        done = subprocess.run(["sh", "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        example.check(done.stdout)
 
 
 def test_metrics(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_foreign_host_learns_nothing(site: Site, ask: Callable[..., httpx.Resp
 
 def test_a_generation_that_begins_as_the_server_stops_fails(site: Site) -> None:
     """It was admitted, and its body came later."""
-    with site.attendant.request("/plain/ask") as watch:
+    with site.attendant.request("/plain/ask", "ab") as watch:
         watch.admit()
         site.attendant.stop()
         running = watch.heard(site.backend.submit(REQUEST, request_id="a", arrived=0.0), REQUEST)
@@ -128,7 +128,7 @@ def test_a_generation_that_begins_as_the_server_stops_fails(site: Site) -> None:
 
 
 def test_a_request_that_runs_keeps_the_server(site: Site) -> None:
-    with site.attendant.request("/plain/ask"):
+    with site.attendant.request("/plain/ask", "ab"):
         site.now[0] = 10_000.0
         assert not site.attendant.due()
     assert not site.attendant.due()

@@ -104,7 +104,7 @@ def _open(body: wire.Body, context: Context) -> Messages:
 
 def _request(body: wire.Prompt, context: Context, *, limit: int | None = None) -> Request:
     if body.model not in context.card.names:
-        raise UnknownNameError(body.model, context.card.name, status=404)
+        raise UnknownNameError(body.model, context.card.names, status=404)
     body.check_served()
     tools, hosted = _tools(body.tools or ())
     choice = _choice(body.tool_choice, tools, hosted)
@@ -148,7 +148,11 @@ def _tools(params: Iterable[wire.ToolParam]) -> tuple[tuple[Tool, ...], set[str]
             hosted.add(param.name or kind)
             continue
         if kind != "custom":
-            raise RequestError(f"{place}.type: {kind!r:.100} is not supported", place=place)
+            raise RequestError(
+                f"{place}.type: {kind!r:.100} is not supported",
+                code="unsupported_field",
+                place=place,
+            )
         if param.name is None or param.input_schema is None:
             missing = "name" if param.name is None else "input_schema"
             raise RequestError(f"{place}.{missing} is missing", place=f"{place}.{missing}")
@@ -334,7 +338,6 @@ class Messages(Exchange):
     def __init__(self, request: Request, body: wire.Body, context: Context) -> None:
         super().__init__(request, stream=bool(body.stream))
         self.ignored = _ignored(body)
-        self.headers = {"request-id": f"req_{context.id}"}
         self._id = f"msg_{context.id}"
         self._omitted = getattr(body.thinking, "display", None) == "omitted"
         self._eager = {tool.name for tool in body.tools or () if tool.eager_input_streaming}

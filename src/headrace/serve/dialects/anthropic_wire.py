@@ -229,7 +229,7 @@ class Prompt(OpenWire):
     service_tier: str | None = Field(default=None, description="No effect.")
     container: Any = Field(default=None, description="Refused: there is nothing that runs code.")
     mcp_servers: list[Any] | None = Field(
-        default=None, description="Refused: nothing is connected to."
+        default=None, description="Refused unless empty: nothing is connected to."
     )
     thread: Json | None = Field(default=None, description="Refused: no conversation is kept.")
 

@@ -76,7 +76,7 @@ def _error(failure: Failure) -> Json:
         kind = ERROR_TYPES.get(
             failure.status, "internal_server_error" if server else "invalid_request_error"
         )
-    return {"message": failure.text, "type": kind, "param": None, "code": failure.code}
+    return {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
 
 
 # Headers.
@@ -121,7 +121,7 @@ def _model(context: Context) -> str:
         raise RequestError("the header ai-language-model-id is missing", place="model")
     served = name.removeprefix(f"{PROVIDER}/")
     if served not in context.card.names:
-        raise UnknownNameError(name, f"{PROVIDER}/{context.card.name}")
+        raise UnknownNameError(name, [f"{PROVIDER}/{each}" for each in context.card.names])
     return served
 
 
@@ -199,6 +199,15 @@ def _sampling(body: wire.Body, own: wire.Own) -> Sampling:
     )
 
 
+def _window(own: wire.Own, served: int) -> int | None:
+    if own.num_ctx is not None and own.num_ctx > served:
+        place = "providerOptions.headrace.numCtx"
+        raise RequestError(
+            f"{place} is {own.num_ctx}, the server's window is {served}", place=place
+        )
+    return own.num_ctx
+
+
 def opened(body: wire.Body, context: Context) -> Exchange:
     """The exchange of a call. Raises RequestError."""
     head = asked(context)
@@ -220,7 +229,7 @@ def opened(body: wire.Body, context: Context) -> Exchange:
         sampling=_sampling(body, own),
         limit=body.max_output_tokens,
         stop=tuple(body.stop_sequences or ()),
-        window=own.num_ctx,
+        window=_window(own, context.card.context_window),
     )
     return Call(request, head, context, reading.warnings)
 

@@ -13,16 +13,17 @@ NEVER = "2200-01-01T00:00:00Z"  # when the model is unloaded; the command line s
 
 
 def resolved(name: str, card: Card, *, status: int = 400) -> str:
-    """The served name that is meant. Without a tag or with `:latest`, as Ollama's clients say it, any tag is meant."""
+    """The served name that is meant, as Ollama's clients say it: in any case, with `:latest` behind it or not. Without
+    a tag any tag is meant."""
     if name in card.names:
         return name
-    bare = name.removesuffix(":latest")
+    bare = name.lower().removesuffix(":latest")
     for served in card.names:
         base, _, adapter = served.partition("+")
         untagged = base.partition(":")[0] + (f"+{adapter}" if adapter else "")
-        if bare == untagged:
+        if bare in (served.lower(), untagged.lower()):
             return served
-    raise UnknownNameError(name, card.name, status=status)
+    raise UnknownNameError(name, card.names, status=status)
 
 
 def time_text(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from headrace.serve.validation import Wire
 
@@ -19,8 +19,19 @@ No = Annotated[Literal[False], Field(description="Accepted where false.")]
 KeepAlive = Annotated[
     float | str, Field(description="No effect: the server keeps its model loaded.")
 ]
+
+
+def _think(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """Says all that may stand there, and not what one branch of the union wants."""
+    try:
+        return handler(value)
+    except ValidationError:
+        raise ValueError("has to be true, false, low, medium, high or max") from None
+
+
 Think = Annotated[
     bool | Literal["low", "medium", "high", "max"],
+    WrapValidator(_think),
     Field(description="Whether to reason first, and how hard; true is medium."),
 ]
 Shape = Annotated[

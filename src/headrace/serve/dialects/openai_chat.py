@@ -143,7 +143,7 @@ def opened(body: ChatBody, context: Context) -> ChatExchange:
     """What a body asks for. Raises RequestError."""
     card = context.card
     if body.model not in card.names:
-        raise UnknownNameError(body.model, card.name)
+        raise UnknownNameError(body.model, card.names)
     tools = _tools(body.tools or ())
     request = Request(
         model=body.model,
@@ -191,7 +191,7 @@ def model(_body: None, context: Context) -> Json:
     """One of them. Raises UnknownNameError."""
     name = context.path["name"]
     if name not in context.card.names:
-        raise UnknownNameError(name, context.card.name, status=404)
+        raise UnknownNameError(name, context.card.names, status=404)
     return _model(name, context)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from headrace.serve.validation import Wire
+from headrace.serve.validation import Offered, Wire
 
 Positive = Annotated[int, Field(ge=1)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -274,11 +274,15 @@ class ChatBody(Wire):
     )
     think: bool | None = Field(None, description="An extension: whether to reason.")
     options: Options | None = Field(None, description="An extension.")
-    n: Literal[1] | None = None
-    frequency_penalty: Zero | None = None
-    logprobs: Literal[False] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    store: Literal[False] | None = Field(None, description="No completion is kept.")
+    n: Annotated[Literal[1] | None, Offered] = None
+    frequency_penalty: Annotated[Zero | None, Offered] = None
+    logprobs: Annotated[Literal[False] | None, Offered] = None
+    logit_bias: Annotated[Annotated[dict[str, float], Field(max_length=0)] | None, Offered] = None
+    store: Annotated[Literal[False] | None, Offered] = Field(
+        None, description="No completion is kept."
+    )
+    modalities: Annotated[list[Literal["text"]] | None, Offered] = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="No effect.")
     metadata: dict[str, str] | None = Field(None, description="No effect.")
     user: str | None = Field(None, description="No effect.")
     prompt_cache_key: str | None = Field(None, description="No effect.")

@@ -58,7 +58,8 @@ FREEFORM: Json = {
 def error(failure: Failure) -> Json:
     """An error as OpenAI's clients read it."""
     kind = "invalid_request_error" if failure.status < 500 else "server_error"
-    return {"error": {"message": failure.text, "type": kind, "param": None, "code": failure.code}}
+    told = {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
+    return {"error": told}
 
 
 # What the model may call.
@@ -436,7 +437,7 @@ def _status(reason: Reason, called: bool) -> wire.Status:
 
 def _open(body: wire.Body, context: Context) -> Exchange:
     if body.model not in context.card.names:
-        raise UnknownNameError(body.model, context.card.name)
+        raise UnknownNameError(body.model, context.card.names)
     return Response(body, context)
 
 

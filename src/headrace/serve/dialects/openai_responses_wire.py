@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from headrace.serve.dialect import Context
 from headrace.serve.events import Usage
 from headrace.serve.request import Json
-from headrace.serve.validation import OpenWire, Wire
+from headrace.serve.validation import Offered, OpenWire, Wire, not_offered
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -36,7 +36,7 @@ class Refused:
     def _check(self, value: object) -> object:
         if value is None or value is False or value == "":
             return None
-        raise ValueError(f"not supported: {self.why}")
+        raise not_offered(f"not supported: {self.why}")
 
 
 def _by_type(tags: Mapping[str, str], otherwise: Callable[[Json], str | None]) -> Discriminator:
@@ -411,7 +411,7 @@ class Body(Wire):
     user: str | None = ECHOED
     service_tier: str | None = ECHOED
     stream_options: Json | None = UNUSED
-    truncation: Literal["disabled"] | None = UNUSED
+    truncation: Annotated[Literal["disabled"] | None, Offered] = UNUSED
     client_metadata: Json | None = UNUSED
     access_programs: Any = UNUSED
     previous_response_id: Annotated[None, Refused(STORED)] = None
