@@ -164,14 +164,15 @@ def calling(name: str, arguments: str) -> str:
 
 def test_a_demanded_call_keeps_to_its_schema(vocabularies: Vocabularies) -> None:
     """Of a tool that is not strict, too; where that can't be, any object will do."""
-    tools = [Tool("place", parameters=PLACE), Tool("unique", parameters=UNIQUE), Tool("open", parameters={**PLACE, "additionalProperties": True}), NOW]  # fmt: skip
+    tools = [Tool("place", parameters=PLACE), Tool("unique", parameters=UNIQUE), Tool("open", parameters={**PLACE, "additionalProperties": True}), Tool("any", parameters={"type": "object"}), NOW]  # fmt: skip
     made, tokenizer = grammar(vocabularies, HERMES, tools=tools, choice="required")
     for name, arguments in (
         ("place", '{"city": "Bern", "days": 2}'),
         ("place", '{"city": "Bern"}'),
         ("open", '{"city": "Bern", "x": [1]}'),
         ("unique", '{"a": [1, 1], "b": 2}'),
-        ("now", '{"a parameter": "its value"}'),
+        ("any", '{"a parameter": "its value"}'),
+        ("now", "{}"),
     ):
         assert accepts(made, tokenizer, calling(name, arguments)), arguments
     for name, arguments in (
@@ -180,6 +181,7 @@ def test_a_demanded_call_keeps_to_its_schema(vocabularies: Vocabularies) -> None
         ("place", '{"city": "Bern", "x": 1}'),
         ("place", '{"city": 2}'),
         ("open", "{}"),
+        ("now", '{"a parameter": "its value"}'),
     ):
         assert not accepts(made, tokenizer, calling(name, arguments)), arguments
     free, tokenizer = grammar(vocabularies, HERMES, tools=tools)

@@ -7,7 +7,7 @@ named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,7 +26,7 @@ from headrace.text.tools.formats import (
     START,
     Format,
 )  # fmt: skip
-from headrace.text.tools.rules import Rules, any_schema, check, declared, parameters, quoted
+from headrace.text.tools.rules import Rules, any_schema, check, parameters, quoted
 from headrace.values import Tool
 
 Answer = Schema | Literal["json"] | None
@@ -125,7 +125,7 @@ def _held(tool: Tool) -> Tool:
     open_ended = (
         any(key in schema for key in _ELSEWHERE) or schema.get("type", "object") != "object"
     )
-    if tool.strict or open_ended or not declared(schema):
+    if tool.strict or open_ended or not isinstance(schema.get("properties"), Mapping):
         return tool
     return replace(tool, parameters={"additionalProperties": False, **schema}, strict=True)
 
