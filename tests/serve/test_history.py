@@ -65,6 +65,25 @@ def test_instructions_in_front_become_one_and_later_ones_the_users() -> None:
     assert with_instructions((USER,)) == (USER,)
 
 
+HEADER = "x-anthropic-billing-header: cc_version=2.1.270.abc; cch=00000;"
+
+
+@pytest.mark.parametrize(
+    "blocks", [(HEADER, "Be kind."), (f"{HEADER}\n", "Be kind."), (f"{HEADER}\n\nBe kind.",)]
+)
+def test_a_first_line_that_always_changes_is_left_out(blocks: tuple[str, ...]) -> None:
+    """In front of the instructions, whatever block it came in; anywhere else it is text."""
+    kind = Turn("system", (Text("Be kind."),))
+    parts = tuple(map(Text, blocks))
+    assert with_instructions((Turn("system", parts), USER)) == (kind, USER)
+    assert with_instructions((*(Turn("system", (part,)) for part in parts), USER)) == (kind, USER)
+    assert with_instructions((USER,), before="\n".join(blocks)) == (kind, USER)
+    asked = Turn("user", (Text(HEADER),))
+    assert with_instructions((Turn("system", (Text(HEADER),)), asked)) == (asked,)
+    late = Turn("system", (Text(f"Be kind.\n{HEADER}"),))
+    assert with_instructions((late, USER)) == (late, USER)
+
+
 def test_neighbours_of_one_role_are_joined_and_results_are_not() -> None:
     said = Turn("assistant", (Text("Well"),), reasoning="Hm", calls=(A,))
     turns = (USER, USER, said, Turn("assistant", calls=(B,)), result("a"), result("b"))

@@ -10,17 +10,33 @@ from headrace.serve.failure import RequestError
 from headrace.serve.request import Part, Text, Turn
 
 JOINT = "\n\n"  # between instructions, and between messages that become one
+# A line of some clients in front of the instructions, new in every conversation: no prefix would ever be reused.
+VOLATILE = "x-anthropic-billing-header:"
 
 
 def with_instructions(turns: Sequence[Turn], *, before: str = "") -> tuple[Turn, ...]:
-    """The system turns in front of a conversation as one, behind `before`; a later one becomes the user's."""
+    """The system turns in front of a conversation as one, behind `before`; a later one becomes the user's.
+
+    A first line that changes with every conversation is left out (`steady`).
+    """
     head = 0
     while head < len(turns) and turns[head].role == "system":
         head += 1
-    said = [before, *(turn.text for turn in turns[:head])]
+    said = [steady(before), *map(_instructions, turns[:head])]
     system = JOINT.join(text for text in said if text)
     rest = [replace(turn, role="user") if turn.role == "system" else turn for turn in turns[head:]]
     return (*([Turn("system", (Text(system),))] if system else []), *rest)
+
+
+def _instructions(turn: Turn) -> str:
+    return "".join(steady(part.text) for part in turn.parts if isinstance(part, Text))
+
+
+def steady(instructions: str) -> str:
+    """Without a first line that changes with every conversation."""
+    if not instructions.startswith(VOLATILE):
+        return instructions
+    return instructions.partition("\n")[2].lstrip("\n")
 
 
 def joined(turns: Iterable[Turn]) -> tuple[Turn, ...]:

@@ -43,6 +43,13 @@ def test_a_later_instruction_becomes_the_users() -> None:
     )
 
 
+def test_a_first_line_that_always_changes_is_left_out() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.270.abc; cch=00000;"
+    for content in (f"{header}\nA", [*text(header), *text("A")]):
+        system = {"role": "system", "content": content}
+        assert turns(system, USER) == (Turn("system", (Text("A"),)), HELLO)
+
+
 def test_content_may_be_parts() -> None:
     said = {"role": "assistant", "content": [*text("Hi"), {"type": "refusal", "refusal": "No."}]}
     assert turns(

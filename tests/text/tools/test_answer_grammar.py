@@ -154,6 +154,69 @@ def test_a_demand_allows_nothing_but_calls(vocabularies: Vocabularies) -> None:
         assert not accepts(made, tokenizer, text), text
 
 
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}  # fmt: skip
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+
+
+def calling(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_a_demanded_call_keeps_to_its_schema(vocabularies: Vocabularies) -> None:
+    """Of a tool that is not strict, too; where that can't be, any object will do."""
+    tools = [Tool("place", parameters=PLACE), Tool("unique", parameters=UNIQUE), Tool("open", parameters={**PLACE, "additionalProperties": True}), Tool("any", parameters={"type": "object"}), NOW]  # fmt: skip
+    made, tokenizer = grammar(vocabularies, HERMES, tools=tools, choice="required")
+    for name, arguments in (
+        ("place", '{"city": "Bern", "days": 2}'),
+        ("place", '{"city": "Bern"}'),
+        ("open", '{"city": "Bern", "x": [1]}'),
+        ("unique", '{"a": [1, 1], "b": 2}'),
+        ("any", '{"a parameter": "its value"}'),
+        ("now", "{}"),
+    ):
+        assert accepts(made, tokenizer, calling(name, arguments)), arguments
+    for name, arguments in (
+        ("place", "{}"),
+        ("place", '{"a parameter": "its value"}'),
+        ("place", '{"city": "Bern", "x": 1}'),
+        ("place", '{"city": 2}'),
+        ("open", "{}"),
+        ("now", '{"a parameter": "its value"}'),
+    ):
+        assert not accepts(made, tokenizer, calling(name, arguments)), arguments
+    free, tokenizer = grammar(vocabularies, HERMES, tools=tools)
+    assert accepts(free, tokenizer, calling("place", '{"x": 1}'))
+
+
+def test_a_schema_that_may_name_properties_elsewhere_leaves_them_open(
+    vocabularies: Vocabularies,
+) -> None:
+    for schema in ({**PLACE, "allOf": [{"properties": {"x": {}}}]}, {"$ref": "#/$defs/a", "$defs": {"a": PLACE}}):  # fmt: skip
+        made, tokenizer = grammar(vocabularies, HERMES, tools=[Tool("place", parameters=schema)], choice="place")  # fmt: skip
+        assert accepts(made, tokenizer, calling("place", '{"x": 1}'))
+
+
+def test_a_demanded_call_in_elements(vocabularies: Vocabularies) -> None:
+    bounded = {"type": "object", "properties": {"city": {"type": "string", "minLength": 2}}}
+    made, tokenizer = grammar(vocabularies, QWEN_XML, tools=[Tool("place", parameters=PLACE), Tool("bounded", parameters=bounded)], choice="required")  # fmt: skip
+    whole = (
+        "<tool_call>\n<function={}>\n<parameter={}>\n{}\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert accepts(made, tokenizer, whole.format("place", "city", "Bern"))
+    assert accepts(made, tokenizer, whole.format("bounded", "city", "B"))
+    for name, key, value in (("place", "days", "2"), ("place", "x", "Bern"), ("bounded", "x", "B")):
+        assert not accepts(made, tokenizer, whole.format(name, key, value))
+
+
+def test_text_in_elements_spells_no_end_of_its_call(vocabularies: Vocabularies) -> None:
+    made, tokenizer = grammar(vocabularies, QWEN_XML, tools=[Tool("place", parameters=PLACE)], choice="required", parallel=False)  # fmt: skip
+    whole = "<tool_call>\n<function=place>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for text in ("a", "</function>", "</tool_call>", "</function>b</tool_call>", "</function>\n</"):
+        assert accepts(made, tokenizer, whole.format(text)), text
+    for text in ("</function></tool_call>", "a</function>\n\n</tool_call>b"):
+        assert not accepts(made, tokenizer, whole.format(text)), text
+
+
 def test_an_answer_or_calls(vocabularies: Vocabularies) -> None:
     made, tokenizer = grammar(vocabularies, HERMES, tools=TOOLS, answer=PERSON)
     assert accepts(made, tokenizer, '{"age": 5}')

@@ -12,7 +12,7 @@ from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import formats
 from headrace.text.tools.formats import detect
-from headrace.text.tools.pieces import CallDone, Said
+from headrace.text.tools.pieces import CallDone, Malformed, Said
 from headrace.text.tools.prompt import conversation, short_id
 from headrace.values import Tool
 from text.tools.models import NOW, TOOLS, WEATHER, parsed
@@ -100,6 +100,16 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
         '<tool_response>\n{"name": "now", "content": "noon"}\n</tool_response>'
     )
     assert parsed(form, turns[2]["content"])[0] == Said("One moment.")
+
+
+def test_what_describes_a_call_is_none() -> None:
+    """A small model copies what it can: the form has nothing that could be arguments."""
+    form = detect(PLAIN)
+    turns, _ = conversation(form, [USER], TOOLS)
+    text = turns[0]["content"]
+    shown = text[text.index(form.open) : text.index(form.close) + len(form.close)]
+    assert shown.splitlines()[1] == '{"name": <function>, "arguments": {<parameter>: <value>}}'
+    assert [type(p) for p in parsed(form, shown)] == [Malformed]
 
 
 def test_arguments_may_come_as_json() -> None:

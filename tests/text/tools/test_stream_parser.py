@@ -335,6 +335,64 @@ def test_a_call_without_its_closing_tag_is_done_where_the_model_ended() -> None:
     assert not [p for p in parsed(HERMES, text, was_cut=True) if isinstance(p, CallDone)]
 
 
+@pytest.mark.parametrize("row", [HERMES, QWEN_XML, QWEN], ids=row_name)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Hello.</tool_call>", "Hello."),
+        ("</tool_call>Hello.", "Hello."),
+        ("Hello</tool_call> there.</tool_call>\n", "Hello there.\n"),
+    ],
+)
+def test_a_closing_tag_that_closes_nothing_is_left_out(row: Format, text: str, said: str) -> None:
+    for form in (row, controlled(row)):
+        for size in (1, 10**6):
+            assert joined(parsed(form, text, size=size)) == [Said(said)]
+    assert joined(parsed(row, text, ())) == [Said(text)]
+    answer = '{"a": "</tool_call>"}'
+    assert joined(parsed(row, answer, json_answer=True, size=1)) == [Said(answer)]
+
+
+def test_an_answer_without_a_channel_tells_no_tag() -> None:
+    for row in (HARMONY, controlled(HARMONY)):
+        for text in ("Hi <|constrain|>there", "<|constrain|>Hi there"):
+            for size in (1, 10**6):
+                assert joined(parsed(row, text, size=size)) == [Said("Hi there")]
+
+
+PAIR = Tool("f", parameters={"type": "object", "properties": {"s": {"type": "string"}, "i": {"type": "integer"}}})  # fmt: skip
+
+
+@pytest.mark.parametrize("gap", ["", "\n", " " * 64])
+def test_the_answer_goes_on_behind_a_parameter_that_is_not_closed(gap: str) -> None:
+    broken = f"<tool_call><function=f><parameter=s>a<parameter=i>4</function>{gap}</tool_call>"
+    whole = "<tool_call><function=f><parameter=s>b</parameter></function></tool_call>"
+    for row in (QWEN_XML, controlled(QWEN_XML)):
+        for size in (1, 5, 10**6):
+            out = joined(parsed(row, f"{broken} Well. {whole}", [PAIR], size=size))
+            assert [p for p in out if isinstance(p, Said)] == [Said("Well.")]
+            assert [p.text for p in out if isinstance(p, Malformed)] == [broken]
+            assert [p for p in out if isinstance(p, CallDone)] == [CallDone(1, '{"s": "b"}')]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["</function>a</tool_call>", "</function>" + " " * 65 + "</tool_call>", "</parameter></tool_call>", "</parameter> a </function></function>"],
+)  # fmt: skip
+def test_ends_in_a_string_that_no_call_has_together(value: str) -> None:
+    text = f"<tool_call><function=f><parameter=s>{value}</parameter></function></tool_call>"
+    for size in (1, 10**6):
+        assert parsed(QWEN_XML, text, [PAIR], size=size)[-1] == CallDone(0, json.dumps({"s": value}))  # fmt: skip
+
+
+def test_ends_in_a_string_that_every_call_has_end_it() -> None:
+    """While it streams nothing tells them apart (docs/tools.md)."""
+    text = "<tool_call><function=f><parameter=s>a</parameter></function></tool_call> b</parameter>"
+    for size in (1, 10**6):
+        out = joined(parsed(QWEN_XML, text, [PAIR], size=size))
+        assert out == [*call(0, "f", '{"s": "a"}'), Said("b</parameter>")]
+
+
 def test_a_partial_tag_at_the_end() -> None:
     """The model's own end makes it text; a cut leaves it out."""
     assert joined(parsed(HERMES, "a <tool_", size=1)) == [Said("a <tool_")]

@@ -26,7 +26,7 @@ from headrace.serve.events import (
     Usage,
 )
 from headrace.serve.failure import RequestError, UnknownNameError
-from headrace.serve.history import JOINT, arranged, joined, with_instructions
+from headrace.serve.history import JOINT, arranged, joined, steady, with_instructions
 from headrace.serve.request import (
     Effort,
     Format,
@@ -42,8 +42,6 @@ from headrace.serve.request import (
 )
 from headrace.values import Tool
 
-# A line of some clients in front of the instructions, new in every conversation: no prefix would ever be reused.
-VOLATILE = "x-anthropic-billing-header:"
 # Types of tools that the API runs itself, with the date of a version behind them.
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
 LARGEST = 1.7976931348623157e308
@@ -205,22 +203,15 @@ def _conversation(body: wire.Prompt) -> tuple[Turn, ...]:
     last = turns[-1:] if turns and turns[-1].role == "assistant" else []
     before = turns[: len(turns) - len(last)]
     whole = (*(arranged(before) if before or not last else ()), *last)
-    return with_instructions(whole, before=_steady(instructions))
+    return with_instructions(whole, before=instructions)
 
 
 def _plain(content: str | Sequence[Any]) -> str:
     """The text of instructions."""
     if isinstance(content, str):
         return content
-    texts = [_steady(block.text) for block in content if isinstance(block, wire.TextBlock)]
+    texts = [steady(block.text) for block in content if isinstance(block, wire.TextBlock)]
     return JOINT.join(filter(None, texts))
-
-
-def _steady(instructions: str) -> str:
-    """Without a first line that changes with every conversation."""
-    if not instructions.startswith(VOLATILE):
-        return instructions
-    return instructions.partition("\n")[2].lstrip("\n")
 
 
 def _said(message: wire.AssistantMessage) -> Turn:

@@ -262,14 +262,22 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 
+def unclosed(close: str) -> str:
+    """A pattern of the ends of a function and of its call."""
+    return rf"{END_FUNCTION}[ \t\n\r]{{0,{MAX_GAP}}}{re.escape(close)}"
+
+
 class Elements(Body):
     """`<function=f>` with a `<parameter=p>` for every argument, whose text is typed by the tool's schema.
 
-    A parameter ends at its closing tag only where another parameter, or the function's end, follows.
+    A parameter ends at its closing tag only where another parameter, or the function's end, follows. close: the tag
+    behind the function, if text can spell it; both ends within a parameter say that its own closing tag is missing.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, close: str = "") -> None:
         super().__init__(calls)
+        self._close = close
+        self._ends = re.compile(unclosed(close) if close else r"(?!)")
         self._step = self._function
         self._root: dict[str, Any] = {}
         self._keys: set[str] = set()
@@ -337,9 +345,12 @@ class Elements(Body):
             self._fresh = False
             at += text[at] == "\n"
         stop = text.find(END_PARAMETER, at)
+        if ends := self._ends.search(text, at, stop if stop >= 0 else len(text)):
+            self._some(text[at : ends.start()])
+            self.error = "a parameter is not closed"
+            return ends.start()
         if stop < 0:
-            held = (_overlap(text, tag, at) for tag in (END_PARAMETER, "\n" + END_PARAMETER))
-            end = len(text) - max(held)
+            end = self._before_an_end(text, at)
             self._some(text[at:end])
             return end
         last = stop - (stop > at and text[stop - 1] == "\n")
@@ -357,6 +368,17 @@ class Elements(Body):
             self._put(arguments.typed(self._allowed, text_of_it, strict=self._strict))
         self._step = self._inside
         return stop + len(END_PARAMETER)
+
+    def _before_an_end(self, text: str, at: int) -> int:
+        """Where what may be the beginning of an end begins."""
+        tags = (END_PARAMETER, "\n" + END_PARAMETER, END_FUNCTION)
+        end = len(text) - max(_overlap(text, tag, at) for tag in tags)
+        last = text.rfind(END_FUNCTION, at)
+        gap = last + len(END_FUNCTION)
+        rest = _end_of_space(text, gap)
+        if last >= 0 and rest - gap <= MAX_GAP and self._close.startswith(text[rest:] or "<"):
+            return min(end, last)
+        return end
 
     def _some(self, text: str) -> None:
         if self._text is None:

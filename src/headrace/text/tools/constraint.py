@@ -1,12 +1,14 @@
 """What an answer may be, as one grammar: reasoning, then text, calls of the tools that are offered, or JSON.
 
 Every call that it allows is one that the parser of the same format takes, and arguments of strict tools follow their
-schemas. Knows how formats write calls, and no tokens: control tokens are named.
+schemas; those of demanded calls do where they can. Knows how formats write calls, and no tokens: control tokens are
+named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from headrace.errors import GrammarError, InputError
@@ -28,6 +30,9 @@ from headrace.text.tools.rules import Rules, any_schema, check, parameters, quot
 from headrace.values import Tool
 
 Answer = Schema | Literal["json"] | None
+
+# Keywords by which an object may have properties that are not named beside them.
+_ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 
 
 def answer_grammar(
@@ -55,9 +60,13 @@ def answer_grammar(
     plain = form.shape != "channels" and (reasoning_open is None or form.think is None)
     if not offered and plain and answer is not None:
         return compiler.schema(_schema(answer))
-    try:
-        text = _Composer(compiler, form, offered, parallel, reasoning_open).text(choice, answer)
+
+    def composed(among: list[Tool]) -> Grammar:
+        text = _Composer(compiler, form, among, parallel, reasoning_open).text(choice, answer)
         return compiler.composed(text)
+
+    try:
+        return composed(offered) if choice in ("auto", "none") else _demanded(offered, composed)
     except GrammarError:
         check(compiler, offered)
         if answer is not None:
@@ -84,6 +93,41 @@ def _offered(form: Format, tools: Sequence[Tool], choice: str) -> list[Tool]:
     if choice != "auto" and not wanted:
         raise InputError(f"the model's format can't name the tool {tools[0].name[:80]!r}")
     return wanted
+
+
+def _demanded(tools: list[Tool], composed: Callable[[list[Tool]], Grammar]) -> Grammar:
+    """Calls that have to come: of a tool that is not strict, too, as its schema has them, where it can be followed."""
+    held = [_held(tool) for tool in tools]
+    if held == tools:
+        return composed(tools)
+    try:
+        return composed(held)
+    except GrammarError:
+        pass
+
+    def follows(tool: Tool) -> bool:
+        try:
+            composed([tool])
+        except GrammarError:
+            return False
+        return True
+
+    some = [h if h is not t and follows(h) else t for h, t in zip(held, tools, strict=True)]
+    try:
+        return composed(some)
+    except GrammarError:
+        return composed(tools)
+
+
+def _held(tool: Tool) -> Tool:
+    """A tool whose schema names its properties, and leaves open only whether there are others: as a strict one."""
+    schema = tool.parameters
+    open_ended = (
+        any(key in schema for key in _ELSEWHERE) or schema.get("type", "object") != "object"
+    )
+    if tool.strict or open_ended or not isinstance(schema.get("properties"), Mapping):
+        return tool
+    return replace(tool, parameters={"additionalProperties": False, **schema}, strict=True)
 
 
 class _Composer:

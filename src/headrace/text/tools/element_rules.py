@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.text import schema as schemas
 from headrace.text.tools import arguments
-from headrace.text.tools.calls import END_FUNCTION, END_PARAMETER, PARAMETER
+from headrace.text.tools.calls import END_FUNCTION, END_PARAMETER, PARAMETER, unclosed
 from headrace.text.tools.rules import Rules, check, declared, parameters, quoted, refusal
 from headrace.values import Tool
 
@@ -80,7 +80,7 @@ def _value(rules: Rules, tool: Tool, name: str, root: dict[str, Any], schema: ob
     if allowed is None or arguments.is_text(allowed):
         words = _words(tool, root, schema) if tool.strict else None
         if words is None:
-            return f'{rules.up_to("any_text", END_PARAMETER)} "\\n"'
+            return f'{_any_text(rules)} "\\n"'
         term = " | ".join(map(quoted, words))
         return f"{rules.add(name, term)} {_END}"
     if tool.strict and isinstance(schema, Mapping):
@@ -94,6 +94,16 @@ def _value(rules: Rules, tool: Tool, name: str, root: dict[str, Any], schema: ob
 
 
 _END = quoted(f"\n{END_PARAMETER}\n")
+
+
+def _any_text(rules: Rules) -> str:
+    """Text up to the end of its parameter. It can't spell the ends of its function and call: those end it, too."""
+    close = rules.form.close
+    if rules.form.is_control(close):
+        return rules.up_to("any_text", END_PARAMETER)
+    spelled = unclosed(close).replace("/", r"\/")
+    rules.shared("UNENDED", rf"/(?s:.*)/ & ~/(?s:.*){spelled}(?s:.*)/")
+    return rules.shared("any_text", f"UNENDED {quoted(END_PARAMETER)}", "[lazy]")
 
 
 def _words(tool: Tool, root: dict[str, Any], schema: object) -> list[str] | None:

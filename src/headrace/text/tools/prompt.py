@@ -22,7 +22,7 @@ _SYSTEM = ("system", "developer")
 _CALLS = (
     "# Tools\n\nYou may call functions. These are declared, one JSON object a line:\n<tools>\n{tools}\n</tools>\n\n"
     "To call one, write its name and its arguments as a JSON object between tags, and end your turn behind it:\n"
-    '{open}\n{{"name": "the function\'s name", "arguments": {{"a parameter": "its value"}}}}\n{close}\n{more}'
+    '{open}\n{{"name": <function>, "arguments": {{<parameter>: <value>}}}}\n{close}\n{more}'
     "The results follow between <tool_response> and </tool_response>. Call a function only where it helps; otherwise "
     "answer in text."
 )

@@ -80,9 +80,10 @@ class StreamParser:
         if offered and form.shape == "xml":
             opening += [f"{calls.FUNCTION}{name}>" for name in self._calls.tools]
         own = list(CHANNEL_TAGS) if self._channels else []
-        closers = _CLOSERS if self._channels else (form.close,) if form.close else ()
+        closing = (form.close,) if offered and form.close else ()
+        closers = _CLOSERS if self._channels else closing
         self._closers = frozenset(closers)
-        self._answer_tags = Tags([] if json_answer else [*opening, *own], form)
+        self._answer_tags = Tags([] if json_answer else [*opening, *closing, *own], form)
         self._fresh_tags = Tags([*opening, *think, *closers, *own], form)
         self._reason_tags = Tags([*think[1:], *own], form)
         self._closing_tags = Tags([*closers, *opening], form)
@@ -191,12 +192,8 @@ class StreamParser:
         return start
 
     def _aside(self, tag: str, at: int) -> int:
-        """Reasoning that begins, or a closing tag that closes nothing: that is left out before anything is said."""
-        stray_close = tag in self._closers and not self._calls.count
-        if stray_close:
-            self._step = self._say
-            self._prose.say(tag)
-        elif self._format.think and tag == self._format.think[0]:
+        """Reasoning that begins, or a tag that closes nothing."""
+        if self._format.think and tag == self._format.think[0]:
             self._reason()
         return at + len(tag)
 
@@ -246,7 +243,7 @@ class StreamParser:
             self._name, self._size, self._in_id = [], 0, False
             self._step = self._naming
         elif tag.startswith(calls.FUNCTION):
-            self._begin(Elements(self._calls), "")
+            self._begin(self._elements(), "")
         elif shape == "bare":
             self._begin(Objects(self._calls, eager=True), tag)
         else:
@@ -301,8 +298,13 @@ class StreamParser:
         self._raw.append(text[at:start])
         if start < len(text):
             element = text[start] == "<" and self._format.shape == "xml"
-            self._take_up(Elements(self._calls) if element else Objects(self._calls, eager=False))
+            self._take_up(self._elements() if element else Objects(self._calls, eager=False))
         return start
+
+    def _elements(self) -> Elements:
+        """Where the tag behind it is a control token, no text of it can spell its end."""
+        closed_by_text = not self._format.is_control(self._format.close)
+        return Elements(self._calls, self._format.close if closed_by_text else "")
 
     def _call(self, text: str, at: int) -> int:
         body = self._body
@@ -432,12 +434,13 @@ class StreamParser:
     def _headless(self) -> None:
         """What came as a header is none: text without one, or a header whose message never came."""
         text = "".join(self._name)
+        bare = "".join(part for part in self._name if part != CONSTRAIN)
         self._name, self._size = [], 0
         self._step = self._say
         if CHANNEL in text or START in text:
             self._out.append(Malformed("a message has no text", text))
         else:
-            self._prose.say(text)
+            self._prose.say(bare)
 
     def _between(self, text: str, at: int) -> int:
         """Behind a message, where another one begins."""
