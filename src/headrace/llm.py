@@ -350,7 +350,8 @@ class LLM:
             look=look,
             check=self._could_hold,
         )
-        self._heads.note(messages, ids, tools, variables, look)
+        if len(ids) <= self.engine.context:
+            self._heads.note(messages, ids, tools, variables, look)
         return ids
 
     def _could_hold(self, control_tokens: int) -> None:

@@ -137,7 +137,10 @@ class _Program:
         limits = self._limits.scaled(*size_of(values))
         with self._lock:
             self._environment.meter = Meter(limits, look)
-            return _refusing(lambda: self._gather(values))
+            try:
+                return _refusing(lambda: self._gather(values))
+            finally:  # what a look knows of is not kept
+                self._environment.meter = Meter(self._limits)
 
     def _gather(self, values: dict[str, Any]) -> str:
         parts, length, meter = [], 0, self._environment.meter
