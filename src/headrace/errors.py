@@ -106,9 +106,9 @@ class PromptSizeError(InputError):
 
     code = "context_overflow"
 
-    def __init__(self, characters: int, context_tokens: int) -> None:
+    def __init__(self, count: int, context_tokens: int, what: str = "characters") -> None:
         super().__init__(
-            f"the prompt has {characters:,} characters, the context holds {context_tokens} tokens",
+            f"the prompt has {count:,} {what}, the context holds {context_tokens} tokens",
             hint="shorten the prompt, or use a model with a longer context",
         )
         self.context_tokens = context_tokens

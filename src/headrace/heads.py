@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from headrace.engine.pages import PAGE_TOKENS
 from headrace.errors import TemplateError
 from headrace.text.conversation import Messages, Tools
+from headrace.text.meter import Look
 from headrace.text.template import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.values import Message
@@ -32,14 +33,15 @@ class Heads:
         ids: Sequence[int],
         tools: Tools | None = None,
         variables: Mapping[str, object] | None = None,
+        look: Look | None = None,
     ) -> None:
-        """A conversation, and what the model reads for it; tools, variables: as its template was given them."""
+        """A conversation, and what the model reads for it; tools, variables, look: as its template was given them."""
         system = _system(messages[0])
         if system is None or self._template is None or len(ids) < MIN_TOKENS:
             return
         key = repr((system, tools, variables))
         head = self._known.get(key) or self._found(
-            self._template, messages[0], ids, tools, variables
+            self._template, messages[0], ids, tools, variables, look
         )
         with self._lock:
             self._known.pop(key, None)
@@ -54,6 +56,7 @@ class Heads:
         ids: Sequence[int],
         tools: Tools | None,
         variables: Mapping[str, object] | None,
+        look: Look | None,
     ) -> list[int]:
         """The tokens that every conversation with this system message begins with."""
         head = list(ids)
@@ -65,6 +68,7 @@ class Heads:
                     [system, Message("user", probe)],
                     tools=tools,
                     extra=variables,
+                    look=look,
                 )
             except TemplateError:  # it wants something else after a system message
                 return []

@@ -9,7 +9,7 @@ with them: a turn of a chat costs what is new in it. The answers are those of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
@@ -326,11 +326,13 @@ class LLM:
         *,
         tools: Tools | None = None,
         variables: Mapping[str, object] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> list[int]:
         """What the model reads for a conversation: messages, or mappings as its template wants them.
 
         tools: functions in OpenAI's form, for a template that tells of them; variables: others that it knows, such as
-        enable_thinking. Raises UnsupportedError without a template.
+        enable_thinking. look: is called now and then; what it raises ends the work. Raises UnsupportedError without a
+        template.
         """
         if self._loaded.template is None:
             raise UnsupportedError(
@@ -340,10 +342,22 @@ class LLM:
             raise InputError("a conversation is a sequence of at least one message")
         self._could_fit(sum(map(num_characters, messages)))
         ids = encode_chat(
-            self.tokenizer, self._loaded.template, messages, tools=tools, extra=variables
+            self.tokenizer,
+            self._loaded.template,
+            messages,
+            tools=tools,
+            extra=variables,
+            look=look,
+            check=self._could_hold,
         )
-        self._heads.note(messages, ids, tools, variables)
+        if len(ids) <= self.engine.context:
+            self._heads.note(messages, ids, tools, variables, look)
         return ids
+
+    def _could_hold(self, control_tokens: int) -> None:
+        """As `_could_fit`."""
+        if control_tokens > self.engine.context:
+            raise PromptSizeError(control_tokens, self.engine.context, "control tokens")
 
     def _could_fit(self, characters: int) -> None:
         """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""

@@ -11,7 +11,7 @@ from headrace.artifact.container import Artifact
 from headrace.llm import LLM
 from headrace.serve.events import Finished
 from headrace.serve.model import ModelBackend
-from headrace.serve.request import Request
+from headrace.serve.request import Request, Text, Turn
 from serve.http.wired import wait
 
 
@@ -22,7 +22,7 @@ def test_an_idle_backend_holds_nothing_of_what_was_asked(
         backend = ModelBackend(llm, "tiny", version="1")
 
         async def asked() -> weakref.ref[object]:
-            request = Request("tiny", (), raw="abc", limit=3)
+            request = Request("tiny", (Turn("user", (Text("abc"),)),), limit=3)
             job = backend.submit(request, request_id="0" * 32, arrived=0.0)
             while (event := await job.next()) is not None:
                 if isinstance(event, Finished):

@@ -20,6 +20,7 @@ class Body(Wire):
     model: str
     parts: list[Part] | str
     limit: int | None = None
+    warmth: float | None = None
 
 
 class Open(OpenWire):
@@ -71,6 +72,7 @@ def test_what_is_no_body_is_refused(body: bytes, said: str) -> None:
         ({"model": "m", "parts": "", "n": 1}, "unknown field n", "n"),
         ({"model": 1, "parts": ""}, "model: input should be a valid string", "model"),
         ({"model": "m", "parts": "", "limit": "1"}, "limit: input should be a valid integer", "limit"),
+        ({"model": "m", "parts": "", "warmth": 10**400}, "warmth: input should be a valid number", "warmth"),
         ({"model": "m", "parts": [{"type": "text", "x": 1}]}, "unknown field parts[0].x", "parts[0].x"),
     ],
 )  # fmt: skip

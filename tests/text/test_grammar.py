@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import tiny
 from headrace.errors import ConstraintError, GrammarError, InputError
-from headrace.text.grammar import Grammar, GrammarCompiler, Walk
+from headrace.text.grammar import KEPT_CHARACTERS, Grammar, GrammarCompiler, Walk
 from headrace.text.tokenizer import Tokenizer
 
 END = 258
@@ -381,3 +381,16 @@ def test_long_gbnf_is_refused(compiler: GrammarCompiler) -> None:
     text = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(20_000))
     with pytest.raises(GrammarError, match="in GBNF"):
         compiler.ebnf(text)
+
+
+def test_what_is_kept_has_a_bound(letters: Tokenizer) -> None:
+    """By their texts: a long one drops what was kept before it."""
+    compiler = GrammarCompiler(letters)
+    short = compiler.regex("a")
+    assert compiler.regex("a") is short
+    half = {"type": "boolean", "description": "x" * (KEPT_CHARACTERS // 2)}
+    compiler.schema(half)
+    assert compiler.regex("a") is short
+    newest = compiler.schema({**half, "title": "another"})
+    assert compiler.schema({**half, "title": "another"}) is newest
+    assert sum(len(g.text) for g in compiler._kept.values()) <= KEPT_CHARACTERS

@@ -89,3 +89,8 @@ def test_looking_ahead_changes_nothing() -> None:
     assert stops.push("\n") == ""
     assert stops.would_stop("\n")
     assert stops.flush() == "\n"
+
+
+def test_many_stop_strings_at_once() -> None:
+    stops = ["a" * length + "b" for length in range(1, 65)]
+    assert run(stops, ["a" * 100, "cb", "a" * 9, "b"]) == ("a" * 100 + "cb", "a" * 9 + "b")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.errors import ContextError
+from headrace.errors import ContextError, PromptSizeError
 from headrace.serve.failure import RequestError
 
 PREFILL_DEADLINE = "prefill_deadline_exceeded"
 PREFILL_WAIT = "prefill_wait_exceeded"
 STOPPING = "server_stopping"
+MAX_STOPS = 64  # stop strings of one request
+MAX_STOP = 1000  # characters of each
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,26 @@ def room(prompt_tokens: int, window: int, limit: int | None, default: int) -> Ro
     return Room(min(wanted, left), wanted > left)
 
 
+def check_stops(stops: Sequence[str]) -> None:
+    """Whether a request's stop strings can be looked for at every token. Raises RequestError."""
+    if len(stops) > MAX_STOPS:
+        cause = f"there are {len(stops):,} stop strings; at most {MAX_STOPS} may be"
+    elif (longest := max(map(len, stops), default=0)) > MAX_STOP:
+        cause = f"a stop string has {longest:,} characters; at most {MAX_STOP:,} may be"
+    else:
+        return
+    raise RequestError(cause, place="stop")
+
+
+def check_items(turns: int, tools: int, window: int) -> None:
+    """Refuse what surely has more tokens than the window: each turn and each tool is one at least.
+
+    Raises PromptSizeError.
+    """
+    if turns + tools > window:
+        raise PromptSizeError(turns + tools, window, "messages and tools" if tools else "messages")
+
+
 def check_wait(
     missing_tokens: int, rate: float | None, waited: float, longest: float | None
 ) -> None:
@@ -42,14 +65,15 @@ def check_wait(
     reading = missing_tokens / rate
     if reading > longest:
         raise RequestError(
-            f"reading {missing_tokens:,} tokens takes about {reading:,.0f} s; at most {longest:,.0f} s may pass",
+            f"reading {missing_tokens:,} tokens takes about {_seconds(reading)}; "
+            f"at most {_seconds(longest)} may pass",
             code=PREFILL_WAIT,
             hint="send less, or serve with a larger --max-prefill-wait",
         )
     if waited + reading > longest:
         raise RequestError(
-            f"after {waited:,.0f} s in line, reading {missing_tokens:,} tokens takes about {reading:,.0f} s more; "
-            f"at most {longest:,.0f} s may pass",
+            f"after {_seconds(waited)} in line, reading {missing_tokens:,} tokens takes about "
+            f"{_seconds(reading)} more; at most {_seconds(longest)} may pass",
             status=503,
             code=PREFILL_DEADLINE,
             hint="try again when the server is free, or serve with a larger --max-prefill-wait",
@@ -59,7 +83,7 @@ def check_wait(
 def too_late(longest: float) -> RequestError:
     """The first token did not come in time."""
     return RequestError(
-        f"the first token did not come within {longest:,.0f} s",
+        f"the first token did not come within {_seconds(longest)}",
         status=503,
         code=PREFILL_DEADLINE,
         hint="try again when the server is free, or serve with a larger --max-prefill-wait",
@@ -69,3 +93,7 @@ def too_late(longest: float) -> RequestError:
 def closing() -> RequestError:
     """The server ends."""
     return RequestError("the server is stopping", status=503, code=STOPPING)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.1f} s"

@@ -7,10 +7,11 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
 from headrace.serve import guard
+from headrace.serve.admission import check_stops
 from headrace.serve.backend import Backend, Running
 from headrace.serve.body import Room, apart, check_type, parsed, received
 from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Page, Tell
@@ -37,6 +39,8 @@ MAX_LOGGED = 1024  # names of ignored fields
 MAX_HEADER = 1024  # characters of the header that lists them
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class App(Starlette):
@@ -158,13 +162,16 @@ class Served:
             await answer.json(opened)
         elif isinstance(endpoint, Count):
             assert isinstance(opened, Request)
-            self._check_images(opened)
-            await answer.json(endpoint.whole(await self._backend.count(opened)))
+            self._check(opened)
+            counted = await _while_there(http, self._backend.count(opened))
+            await answer.json(endpoint.whole(counted))
         elif isinstance(opened, Exchange):
-            self._check_images(opened.request)
+            self._check(opened.request)
             await self._generate(opened, context, http, answer)
 
-    def _check_images(self, request: Request) -> None:
+    def _check(self, request: Request) -> None:
+        """Refuse what no dialect may ask for."""
+        check_stops(request.stop)
         if not self._backend.card.vision and any(turn.images for turn in request.turns):
             raise RequestError(
                 f"the model {self._backend.card.name!r} takes no images", code="unsupported_image"
@@ -341,6 +348,21 @@ async def _events(running: Running) -> AsyncIterator[Event]:
         yield Failed(failure(error))
         return
     yield Failed(Failure(503, "cancelled", "the server ended the generation"))
+
+
+async def _while_there(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, which is cancelled when the client leaves. Then raises ClientDisconnect."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(http))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _gone(http: HttpRequest) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from headrace.errors import CancelledError, HeadraceError, InputError
 from headrace.llm import LLM
 from headrace.options import How
-from headrace.serve.admission import closing, room, too_late
+from headrace.serve.admission import check_items, closing, room, too_late
 from headrace.serve.describe import card
 from headrace.serve.dialect import Card
 from headrace.serve.failure import RequestError, UnknownNameError
@@ -101,9 +103,20 @@ class ModelBackend:
         """See `Backend`."""
         if self._closed:
             raise closing()
+        left = threading.Event()
+
+        def look() -> None:
+            if left.is_set():
+                raise CancelledError("the client has left")
+            if self._closed:
+                raise closing()
+
         loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(self._pool, self._prompt, self._usable(request))
-        return len(prompt.ids)
+        work = partial(self._prompt, self._usable(request), look)
+        try:
+            return len((await loop.run_in_executor(self._pool, work)).ids)
+        finally:
+            left.set()
 
     def close(self) -> None:
         """End what runs and waits. The model stays open."""
@@ -145,9 +158,9 @@ class ModelBackend:
         self._check(job)
         asked = self._usable(request)
         adapter = self._adapter(request.model)
-        prompt = self._prompt(asked)
+        prompt = self._prompt(asked, partial(self._check, job))
         self._check(job)
-        window = min(self._card.context_window, asked.window or self._card.context_window)
+        window = self._window(asked)
         room_left = room(len(prompt.ids), window, asked.limit, self._card.default_limit)
         grammar = self._grammar(asked, prompt)
         self._check(job)
@@ -161,23 +174,31 @@ class ModelBackend:
         """The request without what this model does not do."""
         return request if self._card.reasoning else replace(request, effort=None)
 
+    def _window(self, request: Request) -> int:
+        return min(self._card.context_window, request.window or self._card.context_window)
+
     def _adapter(self, name: str) -> str | None:
         if name not in self._card.names:
             raise UnknownNameError(name, self._card.names)
         return name.removeprefix(self._card.name).removeprefix("+") or None
 
-    def _prompt(self, request: Request) -> _Prompt:
+    def _prompt(self, request: Request, look: Callable[[], None]) -> _Prompt:
+        """look: raises when nobody waits for it any more."""
+        look()
+        tools = () if request.choice.mode == "none" else request.tools
+        check_items(len(request.turns), len(tools), self._window(request))
         if request.raw is not None:
             return _Prompt(self._llm.prompt_ids(request.raw, raw=True), False)
-        messages, tools = conversation(
+        messages, declared = conversation(
             self._format,
             _messages(request.turns),
-            request.tools,
+            tools,
             choice=request.choice.name or request.choice.mode,
             parallel=request.parallel_calls,
         )
         variables = _variables(self._card.reasoning, request.effort)
-        ids = self._llm.chat_ids(messages, tools=tools, variables=variables)
+        look()
+        ids = self._llm.chat_ids(messages, tools=declared, variables=variables, look=look)
         return _Prompt(ids, self._reasons(ids))
 
     def _reasons(self, ids: list[int]) -> bool:

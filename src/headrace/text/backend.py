@@ -16,6 +16,8 @@ from tokenizers import Tokenizer as Library
 from headrace.errors import InputError, UnsupportedError
 from headrace.text.marks import AddedName, Marks
 
+_LONG = 4096  # characters that take a while, in which other threads are to run
+
 Json = dict[str, Any]
 
 
@@ -29,7 +31,10 @@ class Backend:
     def raw(self, text: str) -> list[int]:
         """Ids as the library numbers them. InputError when the library fails on the text."""
         try:
-            return list(self._library.encode(text, add_special_tokens=False).ids)
+            if len(text) < _LONG:
+                return list(self._library.encode(text, add_special_tokens=False).ids)
+            # The library lets go of the interpreter for batches alone.
+            return list(self._library.encode_batch([text], add_special_tokens=False)[0].ids)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library's panics are not of class Exception

@@ -31,6 +31,7 @@ Find = Callable[[str], tuple[str, str]]  # of a message of the library: the plac
 T = TypeVar("T")
 
 KEPT = 64  # compiled grammars of one model
+KEPT_CHARACTERS = 512 << 10  # of their texts in all: one takes about a hundred times its text
 MAX_BYTES = 512 << 10
 MAX_GBNF_BYTES = 64 << 10
 STACK_BYTES = 1 << 30  # of the thread that compiles
@@ -225,9 +226,14 @@ class GrammarCompiler:
                 return self._kept[key]
             grammar = _on_a_deep_stack(kind, lambda: self._compile(kind, text, lower, find))
             self._kept[key] = grammar
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._drop_oldest()
             return grammar
+
+    def _drop_oldest(self) -> None:
+        """Keep no more than may be kept; the newest stays in any case."""
+        size = sum(len(grammar.text) for grammar in self._kept.values())
+        while len(self._kept) > 1 and (len(self._kept) > KEPT or size > KEPT_CHARACTERS):
+            size -= len(self._kept.popitem(last=False)[1].text)
 
     def _compile(self, kind: Kind, text: str, lower: Callable[[], str], find: Find) -> Grammar:
         """Compile, and take a first look, which shows grammars that no text satisfies or that are too large."""

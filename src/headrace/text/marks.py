@@ -56,6 +56,10 @@ class Marks:
         added = self._special.get(match[0])
         return match[0] if added is None else self._mark(f"{added.id:x}")
 
+    def count(self, text: str) -> int:
+        """Marks in a text that holds no other text in this form."""
+        return text.count(_OPEN + self._nonce)
+
     def names_in(self, text: str) -> list[tuple[int, int]]:
         """Spans of `text` that spell a control token's name."""
         if self._specials_only is None:

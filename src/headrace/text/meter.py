@@ -8,13 +8,16 @@ template and messages are refused on every machine; the clock is only for what t
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 
 CHARS_PER_STEP = 1024
 SLACK = 16  # how far an estimate may exceed the longest text
 QUOTED = 12  # a character inside a container can be written \U0001f600, with quotes around it
 MAX_BITS = 4096  # of an integer
+LOOK_SECONDS = 0.02  # between two looks at whether the rendering is still wanted
+
+Look = Callable[[], None]  # raises to end a rendering that nobody wants any more
 
 
 _View = (KeysView, ValuesView, ItemsView)
@@ -44,20 +47,26 @@ class Limits:
 
 
 class Meter:
-    """Counts down; raises LimitError at zero and ever after."""
+    """Counts down; raises LimitError at zero and ever after. look: is called now and then, and may raise as well."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, look: Look | None = None) -> None:
         self._limits = limits
         self._steps = limits.steps
         self._chars = limits.chars
-        self._deadline = time.monotonic() + limits.seconds
+        self._look = look
+        self._next = time.monotonic()  # when to look
+        self._deadline = self._next + limits.seconds
 
     def step(self, count: int = 1) -> None:
         self._steps -= count
         if self._steps < 0:
             raise LimitError(f"it takes more than {self._limits.steps:,} steps")
-        if time.monotonic() > self._deadline:
+        now = time.monotonic()
+        if now > self._deadline:
             raise LimitError(f"it takes longer than {self._limits.seconds:g} seconds")
+        if self._look is not None and now >= self._next:
+            self._next = now + LOOK_SECONDS
+            self._look()
 
     def room(self, estimate: int) -> None:
         """Refuse before it is made what could be far too long; `estimate` may be generous."""

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 
 
-class _Matcher:
-    """How much of one stop string the text seen so far ends with (Knuth-Morris-Pratt)."""
+class _Pattern:
+    """One stop string, and how much of it a text ends with (Knuth-Morris-Pratt)."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.matched = 0
-        self._fallback = _borders(pattern)
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._fallback = _borders(text)
 
-    def feed(self, char: str) -> bool:
-        """Take one character; True when it completes the stop string."""
-        while self.matched and self.pattern[self.matched] != char:
-            self.matched = self._fallback[self.matched - 1]
-        if self.pattern[self.matched] == char:
-            self.matched += 1
-        return self.matched == len(self.pattern)
+    def step(self, matched: int, char: str) -> int:
+        """How much of it a text ends with after one more character; `matched`, below all of it, before."""
+        while matched and self.text[matched] != char:
+            matched = self._fallback[matched - 1]
+        return matched + (self.text[matched] == char)
 
 
-def _borders(pattern: str) -> list[int]:
+def _borders(pattern: str) -> Sequence[int]:
     """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    borders, length = [0], 0
+    borders, length = array("l", [0]), 0
     for char in pattern[1:]:
         while length and pattern[length] != char:
             length = borders[length - 1]
         length += pattern[length] == char
         borders.append(length)
     return borders
+
+
+_Begun = dict[_Pattern, int]  # of the stop strings that a text ends with some of: how much
 
 
 class StopStrings:
@@ -42,9 +43,10 @@ class StopStrings:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        # Longest first: of two that end together the longer is found first.
-        ordered = sorted(set(filter(None, stops)), key=len, reverse=True)
-        self._matchers = [_Matcher(s) for s in ordered]
+        self._starting: dict[str, list[_Pattern]] = {}  # by the first character
+        for stop in sorted(set(filter(None, stops))):
+            self._starting.setdefault(stop[0], []).append(_Pattern(stop))
+        self._begun: _Begun = {}
         self._held = ""
         self.stopped: str | None = None
 
@@ -54,27 +56,38 @@ class StopStrings:
             return ""
         seen = self._held + text
         for index, char in enumerate(text, len(self._held) + 1):
-            self.stopped = self._feed(char)
+            self._begun = self._step(self._begun, char)
+            self.stopped = _complete(self._begun)
             if self.stopped is not None:
                 self._held = ""
                 return seen[: index - len(self.stopped)]
-        cut = len(seen) - max((m.matched for m in self._matchers), default=0)
+        cut = len(seen) - max(self._begun.values(), default=0)
         self._held = seen[cut:]
         return seen[:cut]
 
     def would_stop(self, text: str) -> bool:
         """Whether `push` would meet a stop string in `text`. Changes nothing."""
-        before = [m.matched for m in self._matchers]
-        found = any(self._feed(char) is not None for char in text)
-        for matcher, matched in zip(self._matchers, before, strict=True):
-            matcher.matched = matched
-        return found
+        begun = self._begun
+        for char in text:
+            begun = self._step(begun, char)
+            if _complete(begun) is not None:
+                return True
+        return False
 
-    def _feed(self, char: str) -> str | None:
-        done = [m.pattern for m in self._matchers if m.feed(char)]
-        return done[0] if done else None
+    def _step(self, begun: _Begun, char: str) -> _Begun:
+        """What is begun after one more character. Costs nothing for stop strings that are not."""
+        after = {p: n for p, matched in begun.items() if (n := p.step(matched, char))}
+        for pattern in self._starting.get(char, ()):
+            after.setdefault(pattern, 1)
+        return after
 
     def flush(self) -> str:
         """The held text, at the end of a stream that met no stop string."""
         held, self._held = self._held, ""
         return held
+
+
+def _complete(begun: _Begun) -> str | None:
+    """The longest stop string that is complete."""
+    done = [pattern.text for pattern, n in begun.items() if n == len(pattern.text)]
+    return max(done, key=len, default=None)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import jinja2
 
-from headrace.errors import TemplateError
+from headrace.errors import HeadraceError, TemplateError
 from headrace.text.conversation import Messages, Tools, masked_variables, variables
 from headrace.text.marks import Marks
-from headrace.text.meter import LimitError, Limits, Meter, size_of
+from headrace.text.meter import LimitError, Limits, Look, Meter, size_of
 from headrace.text.sandbox import ChatEnvironment
 from headrace.text.tokenizer import Tokenizer
 
@@ -80,15 +80,24 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Tools | None = None,
         extra: Mapping[str, object] | None = None,
+        look: Look | None = None,
     ) -> str:
-        """As `render`, with a mark in place of each control token of the template's own text."""
+        """As `render`, with a mark in place of each control token of the template's own text.
+
+        look: is called now and then; what it raises ends the rendering.
+        """
         values = variables(messages, add_generation_prompt, tools, extra)
-        text = self._render(marks, values)
+        text = self._render(marks, values, look)
         spans = marks.names_in(text)
-        return self._composed(marks, values, text, spans) if spans else text
+        return self._composed(marks, values, text, spans, look) if spans else text
 
     def _composed(
-        self, marks: Marks, values: dict[str, Any], text: str, spans: list[tuple[int, int]]
+        self,
+        marks: Marks,
+        values: dict[str, Any],
+        text: str,
+        spans: list[tuple[int, int]],
+        look: Look | None,
     ) -> str:
         """Marks names that the template put together from pieces ('<|' + role + '|>').
 
@@ -99,7 +108,7 @@ class ChatTemplate:
         letters = sorted(c for c in marks.alphabet if _maskable(c))
         mask = dict(zip(map(ord, letters), _absent(text), strict=False))
         try:
-            own = self._render(marks, masked_variables(values, lambda s: s.translate(mask)))
+            own = self._render(marks, masked_variables(values, lambda s: s.translate(mask)), look)
         except TemplateError:
             return text
         if own.translate({v: k for k, v in mask.items()}) != text:
@@ -107,10 +116,10 @@ class ChatTemplate:
         trusted = [s for s in spans if own[slice(*s)] == text[slice(*s)] and _covers(mask, text, s)]
         return _marked(marks, text, trusted)
 
-    def _render(self, marks: Marks | None, values: dict[str, Any]) -> str:
+    def _render(self, marks: Marks | None, values: dict[str, Any], look: Look | None = None) -> str:
         mark = marks.mark if marks else _unchanged
         special = {"bos_token": mark(self._bos), "eos_token": mark(self._eos)}
-        return self._program(marks).render(special | values)
+        return self._program(marks).render(special | values, look)
 
 
 class _Program:
@@ -124,11 +133,14 @@ class _Program:
         self._environment = ChatEnvironment(Meter(limits), clock, mark)
         self._template = _refusing(lambda: self._environment.from_string(source))
 
-    def render(self, values: dict[str, Any]) -> str:
+    def render(self, values: dict[str, Any], look: Look | None) -> str:
         limits = self._limits.scaled(*size_of(values))
         with self._lock:
-            self._environment.meter = Meter(limits)
-            return _refusing(lambda: self._gather(values))
+            self._environment.meter = Meter(limits, look)
+            try:
+                return _refusing(lambda: self._gather(values))
+            finally:  # what a look knows of is not kept
+                self._environment.meter = Meter(self._limits)
 
     def _gather(self, values: dict[str, Any]) -> str:
         parts, length, meter = [], 0, self._environment.meter
@@ -141,9 +153,11 @@ class _Program:
 
 
 def _refusing(act: Callable[[], T]) -> T:
-    """Any failure of a template as one TemplateError."""
+    """Any failure of a template as one TemplateError; what a look raises stays what it is."""
     try:
         return act()
+    except HeadraceError:
+        raise
     except LimitError as error:
         raise TemplateError(f"chat template: {error}") from None
     except jinja2.TemplateSyntaxError as error:
@@ -181,9 +195,11 @@ def _covers(mask: Mapping[int, int], text: str, span: tuple[int, int]) -> bool:
 
 
 def _marked(marks: Marks, text: str, spans: list[tuple[int, int]]) -> str:
-    for start, stop in reversed(spans):
-        text = text[:start] + marks.mark(text[start:stop]) + text[stop:]
-    return text
+    out, at = [], 0
+    for start, stop in spans:
+        out += [text[at:start], marks.mark(text[start:stop])]
+        at = stop
+    return "".join([*out, text[at:]])
 
 
 def encode_chat(
@@ -194,10 +210,14 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Tools | None = None,
     extra: Mapping[str, object] | None = None,
+    look: Look | None = None,
+    check: Callable[[int], None] | None = None,
 ) -> list[int]:
     """Ids of a conversation: those of `apply_chat_template` if content names no control token.
 
     Nothing is put in front of what the template says: a BOS comes from the template or not at all.
+    look: see `render_marked`. check: is given a number of tokens that there surely are, before they
+    are counted, and may raise.
     """
     text = template.render_marked(
         tokenizer.marks,
@@ -205,5 +225,10 @@ def encode_chat(
         add_generation_prompt=add_generation_prompt,
         tools=tools,
         extra=extra,
+        look=look,
     )
+    if check is not None:
+        check(tokenizer.marks.count(text))
+    if look is not None:
+        look()
     return tokenizer.encode_marked(text)

@@ -70,11 +70,13 @@ def body(text: str = "x", **more: Any) -> Json:
 
 
 @contextmanager
-def open_request(server: Server, value: Json) -> Iterator[socket.socket]:
-    """A chat completion that was asked for on a connection of its own, of which nothing is read."""
+def open_request(
+    server: Server, value: Json, path: str = "/v1/chat/completions"
+) -> Iterator[socket.socket]:
+    """What was asked for on a connection of its own, of which nothing is read."""
     host, port = server.url.removeprefix("http://").split(":")
     data = json.dumps(value).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\ncontent-type: application/json\r\n"
     with socket.socket() as connection:
         connection.settimeout(60)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
-from headrace.serve.admission import Room, check_wait, room
+from headrace.serve.admission import Room, check_wait, room, too_late
 from headrace.serve.events import Event, Failed
 from headrace.serve.failure import RequestError
 from headrace.serve.model import ModelBackend
@@ -168,3 +168,10 @@ def test_what_an_estimate_decides(
 )
 def test_room(prompt: int, window: int, limit: int | None, default: int, found: Room) -> None:
     assert room(prompt, window, limit, default) == found
+
+
+def test_short_times_are_told_as_such() -> None:
+    assert "within 0.2 s" in str(too_late(0.2))
+    assert "within 12 s" in str(too_late(12.3))
+    with pytest.raises(RequestError, match=r"takes about 4\.0 s; at most 0\.5 s may pass"):
+        check_wait(400, 100.0, 0.0, 0.5)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from headrace.text.tools.formats import Format
@@ -140,15 +141,22 @@ def _with(turn: Json, text: str) -> Json:
 def _joined(turns: Iterable[Json]) -> list[Json]:
     """Neighbours of one role as one turn; results stay apart."""
     out: list[Json] = []
-    for turn in turns:
-        last = out[-1] if out else {"role": ""}
-        if turn["role"] != last["role"] or turn["role"] not in ("user", "assistant"):
-            out.append(turn)
-        elif isinstance(last["content"], str) and isinstance(turn["content"], str):
-            out[-1] = _both(last, turn)
-        else:
-            out[-1] = {**last, "content": [*_parts(last), *_parts(turn)]}
+    for role, group in groupby(turns, key=lambda turn: turn["role"]):
+        neighbours = list(group)
+        out += [_one(neighbours)] if role in ("user", "assistant") else neighbours
     return out
+
+
+def _one(turns: Sequence[Json]) -> Json:
+    if all(isinstance(turn["content"], str) for turn in turns):
+        return _merged(turns)
+    one = turns[0]
+    for turn in turns[1:]:
+        if isinstance(one["content"], str) and isinstance(turn["content"], str):
+            one = _merged([one, turn])
+        else:
+            one = {**one, "content": [*_parts(one), *_parts(turn)]}
+    return one
 
 
 def _parts(turn: Json) -> list[Any]:
@@ -156,13 +164,16 @@ def _parts(turn: Json) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-def _both(one: Json, other: Json) -> Json:
-    out = {**one, **other}
+def _merged(turns: Sequence[Json]) -> Json:
+    """Turns whose content is text as one."""
+    out: Json = {}
+    for turn in turns:
+        out |= turn
     for key in ("content", "reasoning_content"):
-        text = JOINT.join(filter(None, (one.get(key, ""), other.get(key, ""))))
+        text = JOINT.join(filter(None, (turn.get(key, "") for turn in turns)))
         if text or key == "content":
             out[key] = text
-    calls = one.get("tool_calls", []) + other.get("tool_calls", [])
+    calls = [call for turn in turns for call in turn.get("tool_calls", ())]
     return {**out, "tool_calls": calls} if calls else out
 
 
@@ -207,16 +218,16 @@ def _one_by_one(turns: list[Json]) -> list[Json]:
         if len(calls) < 2:
             out.append(turn)
             continue
-        results = []
+        results: dict[str | None, list[Json]] = {call["id"]: [] for call in calls}
+        others: list[Json] = []
         while at < len(turns) and turns[at]["role"] == "tool":
-            results.append(turns[at])
+            results.get(turns[at].get("tool_call_id"), others).append(turns[at])
             at += 1
         for index, call in enumerate(calls):
             said = turn if index == 0 else {"role": "assistant", "content": ""}
             out.append({**said, "tool_calls": [call]})
-            out += [r for r in results if r.get("tool_call_id") == call["id"]]
-        ids = [call["id"] for call in calls]
-        out += [r for r in results if r.get("tool_call_id") not in ids]
+            out += results[call["id"]]
+        out += others
     return out
 
 
