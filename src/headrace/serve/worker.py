@@ -44,7 +44,8 @@ class Job:
         self.reader: Reader | None = None
         self.by_window = False
         self.gone = False  # nobody waits for more
-        self.late = False  # the first token did not come in time
+        left = None if longest is None else longest - (time.monotonic() - arrived)
+        self.late = left is not None and left <= 0  # the first token did not come in time
         self.submitted = False
         self.began = False
         self.spoke = False  # a first token came
@@ -55,10 +56,8 @@ class Job:
         self._over = False  # for the loop: nothing follows what is in the deque
         self._worker: Worker | None = None
         self._timer: asyncio.TimerHandle | None = None
-        if longest is not None:
-            self._timer = loop.call_at(
-                loop.time() + longest - (time.monotonic() - arrived), self._expire
-            )
+        if left is not None and left > 0:
+            self._timer = loop.call_later(left, self._expire)
 
     # ---- the loop's side --------------------------------------------------------------------------
 
