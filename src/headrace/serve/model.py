@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,8 +58,7 @@ class ModelBackend:
     ) -> None:
         """max_prefill_wait: seconds to the first token; None: any. reuse, speculate: see `GenerateOptions`."""
         self._llm = llm
-        names = [llm.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in _controls(llm)]
-        self._format = detect(llm.artifact.template, names)
+        self._format = detect(llm.artifact.template, llm.tokenizer.control_names)
         self._card = card(
             llm,
             name,
@@ -191,7 +190,7 @@ class ModelBackend:
             return _Prompt(self._llm.prompt_ids(request.raw, raw=True), False)
         messages, declared = conversation(
             self._format,
-            _messages(request.turns),
+            [_message(turn) for turn in request.turns],
             tools,
             choice=request.choice.name or request.choice.mode,
             parallel=request.parallel_calls,
@@ -203,10 +202,8 @@ class ModelBackend:
 
     def _reasons(self, ids: list[int]) -> bool:
         """Whether a prompt ends within reasoning."""
-        if self._format.think is None:
-            return False
         tail = self._llm.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special=False)
-        return tail.rstrip().endswith(self._format.think[0])
+        return self._format.opens_reasoning(tail)
 
     def _grammar(self, request: Request, prompt: _Prompt) -> Grammar | None:
         choice, answer = request.choice, request.answer
@@ -234,10 +231,6 @@ class ModelBackend:
         )
 
 
-def _controls(llm: LLM) -> list[int]:
-    return [i for i in range(llm.tokenizer.vocab_size) if llm.tokenizer.is_special(i)]
-
-
 def _variables(reasons: bool, effort: Effort | None) -> dict[str, object]:
     """What templates of models that reason ask for; each takes what it knows."""
     if not reasons:
@@ -247,13 +240,8 @@ def _variables(reasons: bool, effort: Effort | None) -> dict[str, object]:
     return {"enable_thinking": effort is not None, **level}
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns as chat templates want them; a result of a tool has the name of its call."""
-    names = {call.id: call.name for turn in turns for call in turn.calls}
-    return [_message(turn, names) for turn in turns]
-
-
-def _message(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
+def _message(turn: Turn) -> dict[str, Any]:
+    """A turn as chat templates want it."""
     if turn.images:
         raise InputError("the model reads no images")
     out: dict[str, Any] = {"role": turn.role, "content": turn.text}
@@ -262,8 +250,9 @@ def _message(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
     if turn.calls:
         out["tool_calls"] = [_call(call) for call in turn.calls]
     if turn.role == "tool":
-        call_id = turn.call_id or ""
-        out |= {"tool_call_id": call_id, "name": turn.tool_name or names.get(call_id, "")}
+        out["tool_call_id"] = turn.call_id or ""
+        if turn.tool_name:
+            out["name"] = turn.tool_name  # else `conversation` finds that of its call
     return out
 
 
