@@ -122,6 +122,20 @@ def modules(path: Path) -> set[str]:
     return out
 
 
+def test_the_rooms_of_serve_go_down() -> None:
+    """A room imports rooms below it: what a request means, then how it comes and is answered, then the process."""
+    below: dict[str, set[str]] = {
+        "dialects": set(), "model": set(), "telemetry": set(), "http": {"telemetry"},
+        "app": {"http", "telemetry"}, "process": {"app", "http", "telemetry", "dialects"},
+    }  # fmt: skip
+    serve = SOURCE / "serve"
+    for path in sorted(serve.rglob("*.py")):
+        room = path.relative_to(serve).parts[0].removesuffix(".py")
+        parts = {tuple(name.split(".")[:3]) for name in modules(path)}
+        rooms = {part[2] for part in parts if part[:2] == ("headrace", "serve") and len(part) > 2}
+        assert rooms & set(below) <= below.get(room, set()) | {room}, path
+
+
 def test_only_serve_knows_http() -> None:
     """Nothing else imports a part of a server; only commands, above it, import serve."""
     server = {"starlette", "uvicorn", "h11", "anyio", "asyncio", "http", "pydantic"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.llm import LLM
 from headrace.serve.app import create_app
 from headrace.serve.dialects import anthropic, gateway, ollama, openai_chat, openai_responses
-from headrace.serve.model import ModelBackend
+from headrace.serve.model.backend import ModelBackend
 from serve.served import served
 
 DIALECTS = (openai_chat, openai_responses, anthropic, ollama, gateway)

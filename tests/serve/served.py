@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.serve.app import App
-from headrace.serve.protocol import Limits
-from headrace.serve.server import listening, server
+from headrace.serve.http.answer import App
+from headrace.serve.http.protocol import Limits
+from headrace.serve.http.server import listening, server
 
 
 @contextmanager

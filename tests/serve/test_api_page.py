@@ -15,7 +15,7 @@ import headrace
 from headrace.serve.dialect import DEFAULT_LIMIT
 from headrace.serve.dialects import anthropic, gateway, ollama, openai_chat
 from headrace.serve.images import MAX_ASPECT, MAX_BYTES, MAX_PIXELS
-from headrace.serve.profiles import CHAT, STRICT, THINKING, TOOLS, Profile
+from headrace.serve.model.profiles import CHAT, STRICT, THINKING, TOOLS, Profile
 from serve import fields
 from serve.pages import Example, examples
 from serve.real import DIALECTS, real_server
@@ -139,7 +139,7 @@ def test_every_code_of_an_error_is_one_of_the_code() -> None:
     codes = re.findall(r"^\| [\d, ]+ \| `(\w+)` \|", part, re.M)
     assert len(codes) == 11
     source = Path(headrace.__file__).parent
-    files = [*source.glob("serve/*.py"), source / "errors.py"]
+    files = [*source.rglob("serve/**/*.py"), source / "errors.py"]
     written = "".join(path.read_text("utf-8") for path in files)
     assert [code for code in codes if f'"{code}"' not in written] == []
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
 from headrace.serve.events import Finished
-from headrace.serve.model import ModelBackend
+from headrace.serve.model.backend import ModelBackend
 from headrace.serve.request import Request, Text, Turn
 from serve.http.wired import wait
 

@@ -20,7 +20,7 @@ from headrace.memory.facts import model_facts, plan_model
 from headrace.memory.inputs import MAX_CONTEXT, PlanOptions
 from headrace.memory.ledger import Plan
 from headrace.memory.machine import process_memory, read_machine
-from headrace.serve.lock import beside
+from headrace.serve.process.lock import beside
 from headrace.values import GenerationStats, SamplingParams
 
 DEFAULT_TOKENS = 8192

@@ -22,7 +22,7 @@ from headrace.memory.inputs import PlanOptions
 from headrace.memory.ledger import Plan, Refusal
 from headrace.memory.machine import read_machine
 from headrace.models.config import DecoderConfig
-from headrace.serve.lock import beside
+from headrace.serve.process.lock import beside
 
 MIN_TOKENS = 256
 PIECE = 512  # tokens of one sequence: states of every position up to it

@@ -28,7 +28,7 @@ from headrace.errors import FileError, InputError, SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import PlanOptions
 from headrace.options import How
-from headrace.serve.lock import beside
+from headrace.serve.process.lock import beside
 from headrace.values import GenerationStats, SamplingParams
 
 if TYPE_CHECKING:

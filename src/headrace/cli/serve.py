@@ -25,9 +25,9 @@ from headrace.engine.prefix_disk import DiskOptions
 from headrace.errors import SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
 from headrace.memory.inputs import GB, PlanOptions
-from headrace.serve.process import Opened, Site, run
-from headrace.serve.server import HOST, PORT
-from headrace.serve.status import Memory
+from headrace.serve.http.server import HOST, PORT
+from headrace.serve.process.run import Opened, Site, run
+from headrace.serve.telemetry.status import Memory
 
 # The first that comes near to an unknown path lends the shape of its error.
 DIALECTS = ("openai_chat", "openai_responses", "anthropic", "ollama", "gateway")
@@ -191,7 +191,7 @@ def _seconds(minutes: float) -> float | None:
 
 @contextmanager
 def _open(asked: Asked) -> Iterator[Opened]:
-    from headrace.serve.model import ModelBackend
+    from headrace.serve.model.backend import ModelBackend
 
     with progress.shown() as report:
         path = locate.locate(asked.model, progress=report)

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 from headrace import config
 from headrace.cli.whole import WHOLE
 from headrace.errors import HeadraceError, InputError
-from headrace.serve import asking, lock
-from headrace.serve.lock import Holder
-from headrace.serve.server import HOST, PORT
+from headrace.serve.http.server import HOST, PORT
+from headrace.serve.process import asking, lock
+from headrace.serve.process.lock import Holder
 
 SECONDS = 60.0  # that a server may take to end
 _PAUSE = 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -14,25 +13,24 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.serve import guard
-from headrace.serve.admission import check_stops
 from headrace.serve.backend import Backend, Running
-from headrace.serve.body import Room, apart, check_type, parsed, received
 from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Page, Tell
 from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
-from headrace.serve.guard import Policy
-from headrace.serve.observer import Observer, Watch
-from headrace.serve.openapi import described
+from headrace.serve.http import guard
+from headrace.serve.http.answer import Answer, App, hints, named
+from headrace.serve.http.body import Room, apart, check_type, parsed, received
+from headrace.serve.http.guard import Policy
+from headrace.serve.http.openapi import described
+from headrace.serve.http.routes import Place, Table
 from headrace.serve.request import Json, Request
-from headrace.serve.routes import Place, Table
-from headrace.serve.validation import read
+from headrace.serve.telemetry.observer import Observer
+from headrace.serve.validation import check_stops, read
 
 KEEPALIVE_SECONDS = 10.0
 MAX_LOGGED = 1024  # names of ignored fields
@@ -41,17 +39,6 @@ MAX_HEADER = 1024  # characters of the header that lists them
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class App(Starlette):
-    """An ASGI application. table and policy: for whoever answers in its place, as `serve.protocol` does."""
-
-    def __init__(self, table: Table, policy: Policy, served: Served) -> None:
-        super().__init__()
-        self.table = table
-        self.policy = policy
-        self.router.redirect_slashes = False
-        self.router.default = served
 
 
 def create_app(
@@ -227,73 +214,6 @@ class Served:
     async def _fail(self, what: Failure, path: str, answer: Answer) -> None:
         answer.watch.failed(what)
         await answer.json(self._table.error(path)(what), what.status, hints(what.status))
-
-
-class Answer:
-    """One response. headers: of it besides those that are always there. begun: whether the client has seen some.
-
-    A body that nobody asked for is thrown away first, for many clients read no answer before they have sent it all.
-    Who waits for "100 Continue" sends none; then the connection ends, for what comes next on it could be either.
-    """
-
-    def __init__(self, http: HttpRequest, send: Send, always: guard.Pairs) -> None:
-        self._http = http
-        self._unread = True
-        self._send = send
-        self._always = always
-        self.headers: list[tuple[str, str]] = []
-        self.begun = False
-        self.watch = Watch()
-
-    def body(self) -> AsyncIterator[bytes]:
-        """The parts of the request's body."""
-        self._unread = False
-        return self._http.stream()
-
-    async def start(self, status: int, headers: guard.Pairs, default: guard.Pairs = ()) -> None:
-        """default: headers that the answer's own may replace."""
-        pairs = {name.lower(): value for name, value in (*default, *self.headers, *headers)}
-        pairs.update(self._always)
-        if self._unread and "expect" in self._http.headers:
-            pairs["connection"] = "close"
-        elif self._unread:
-            async for _ in self.body():
-                pass
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in pairs.items()]
-        self.begun = True
-        self.watch.told(status)
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def push(self, data: bytes, *, more: bool) -> None:
-        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
-        await self._send(message)
-
-    async def empty(self, status: int, headers: guard.Pairs) -> None:
-        length = [] if status == 204 else [("content-length", "0")]
-        await self.start(status, [*headers, *length])
-        await self.push(b"", more=False)
-
-    async def json(self, body: Json, status: int = 200, headers: guard.Pairs = ()) -> None:
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        await self.text(text, "application/json", status, headers)
-
-    async def text(
-        self, text: str, media_type: str, status: int = 200, headers: guard.Pairs = ()
-    ) -> None:
-        data = text.encode()
-        kind = [("content-type", media_type), ("content-length", str(len(data)))]
-        await self.start(status, [*kind, *headers])
-        await self.push(data, more=False)
-
-
-def named(request_id: str) -> guard.Pairs:
-    """Headers that name a request as its line in the log does, for OpenAI's clients and for Anthropic's."""
-    return (("x-request-id", request_id), ("request-id", f"req_{request_id}"))
-
-
-def hints(status: int) -> guard.Pairs:
-    """Headers that go with a status."""
-    return {401: [("www-authenticate", "Bearer")], 503: [("retry-after", "1")]}.get(status, [])
 
 
 def _endpoint(place: Place, method: str) -> Endpoint | None:

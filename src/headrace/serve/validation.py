@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import (
@@ -24,9 +25,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from headrace.serve.failure import INVALID, RequestError
 
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
-MAX_VALUES = (
-    1 << 17
-)  # of a body's objects and arrays; each that is wrong costs a kilobyte to say so
+MAX_VALUES = 1 << 17  # of a body's objects and arrays; each wrong one costs a kilobyte to say so
+MAX_STOPS = 64  # stop strings of one request
+MAX_STOP = 1000  # characters of each
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -199,3 +200,14 @@ def _finite(digits: str) -> float:
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Whether a request's stop strings can be looked for at every token. Raises RequestError."""
+    if len(stops) > MAX_STOPS:
+        cause = f"there are {len(stops):,} stop strings; at most {MAX_STOPS} may be"
+    elif (longest := max(map(len, stops), default=0)) > MAX_STOP:
+        cause = f"a stop string has {longest:,} characters; at most {MAX_STOP:,} may be"
+    else:
+        return
+    raise RequestError(cause, place="stop")

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from headrace.serve.app import create_app
-from headrace.serve.body import INLINE, MAX_VALUES, Room
 from headrace.serve.dialect import Context, Exchange
 from headrace.serve.events import (
     Event,
@@ -23,6 +22,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
+from headrace.serve.http.body import INLINE, MAX_VALUES, Room
 from headrace.serve.request import Json, Request
 from serve.http.plain import Ask, PlainExchange, plain
 from serve.http.wired import Raw, asked, request, wait, wired

@@ -15,8 +15,8 @@ import requests
 
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.guard import Policy
-from headrace.serve.head import MAX_BODY
+from headrace.serve.http.guard import Policy
+from headrace.serve.http.head import MAX_BODY
 from serve.http.plain import plain
 from serve.scripted import ScriptedBackend
 from serve.served import served

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.serve.app import create_app
 from headrace.serve.events import Event, Finished, Started, TextDelta, Usage
-from headrace.serve.protocol import Clock, Limits, overdue
+from headrace.serve.http.protocol import Clock, Limits, overdue
 from serve.http.plain import plain
 from serve.http.wired import QUICK, Raw, asked, request, wait, wired
 from serve.scripted import ScriptedBackend

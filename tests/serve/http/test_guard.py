@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import SettingError
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.guard import Policy, host_allowed, origin_allowed, policy_for
+from headrace.serve.http.guard import Policy, host_allowed, origin_allowed, policy_for
 from serve.http.plain import plain
 from serve.http.wired import asked, request, wired
 from serve.scripted import ScriptedBackend

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.head import MAX_BODY, MAX_FIELDS, MAX_HEAD
+from headrace.serve.http.head import MAX_BODY, MAX_FIELDS, MAX_HEAD
 from serve.http.plain import plain
 from serve.http.wired import Raw, asked, request, wired
 from serve.scripted import ScriptedBackend

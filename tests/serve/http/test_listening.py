@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from headrace.errors import SettingError
-from headrace.serve.server import listening
+from headrace.serve.http.server import listening
 
 
 def test_a_port_in_use_is_named() -> None:

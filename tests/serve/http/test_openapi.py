@@ -17,7 +17,7 @@ from schemathesis.specs.openapi import checks
 import headrace.serve.dialects
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.guard import Policy
+from headrace.serve.http.guard import Policy
 from serve.http.plain import plain
 from serve.http.wired import asked, request, wired
 from serve.scripted import ScriptedBackend

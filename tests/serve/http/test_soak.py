@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from headrace.serve.app import create_app
-from headrace.serve.body import Room
 from headrace.serve.events import Finished, Started, TextDelta, Usage
+from headrace.serve.http.body import Room
 from serve.http.plain import plain
 from serve.http.wired import QUICK, Raw, asked, request, wait, wired
 from serve.scripted import ScriptedBackend

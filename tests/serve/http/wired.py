@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.serve.app import App
-from headrace.serve.protocol import Limits
+from headrace.serve.http.answer import App
+from headrace.serve.http.protocol import Limits
 from serve.served import served
 
 QUICK = replace(Limits(), tick_seconds=0.02, ending_pause=0.5, ending_seconds=5.0)

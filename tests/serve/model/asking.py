@@ -18,7 +18,7 @@ from headrace.serve.app import create_app
 from headrace.serve.dialects import anthropic as anthropic_dialect
 from headrace.serve.dialects import gateway, openai_chat, openai_responses
 from headrace.serve.dialects import ollama as ollama_dialect
-from headrace.serve.model import ModelBackend
+from headrace.serve.model.backend import ModelBackend
 from serve.served import served
 
 DIALECTS = [openai_chat, openai_responses, anthropic_dialect, ollama_dialect, gateway]

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
-from headrace.serve.worker import MOST_EVENTS
+from headrace.serve.model.worker import MOST_EVENTS
 from serve.model.asking import ASKS, Asked, Json, Server, Told, serving, user
 
 LONG = 100_000  # more tokens than any window here

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import CancelledError
 from headrace.llm import LLM
-from headrace.serve.admission import MAX_STOP, MAX_STOPS
+from headrace.serve.validation import MAX_STOP, MAX_STOPS
 from serve.model.asking import NAME, Json, Server, user
 from serve.model.test_beside import body, idle, open_request, until
 

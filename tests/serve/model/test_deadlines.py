@@ -11,10 +11,10 @@ import pytest
 
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
-from headrace.serve.admission import Room, check_wait, room, too_late
 from headrace.serve.events import Event, Failed
 from headrace.serve.failure import RequestError
-from headrace.serve.model import ModelBackend
+from headrace.serve.model.admission import Room, check_wait, room, too_late
+from headrace.serve.model.backend import ModelBackend
 from headrace.serve.request import Request, Text, Turn
 from serve.model.asking import NAME, Asked, Server, messages, serving, user
 from serve.model.test_beside import body, idle, open_request, until

@@ -19,9 +19,9 @@ from headrace.artifact.container import Artifact
 from headrace.errors import ExpertReadError
 from headrace.llm import LLM
 from headrace.memory.inputs import PlanOptions
-from headrace.serve import model as model_module
 from headrace.serve.events import Event, Failed, Failure, Finished
-from headrace.serve.model import ModelBackend
+from headrace.serve.model import backend as model_module
+from headrace.serve.model.backend import ModelBackend
 from headrace.serve.request import Request, Sampling, Text, ToolCall, Turn
 from serve.model.asking import ASKS, NAME, Asked, Json, Server, serving, user
 from serve.model.test_beside import body, idle, open_request, until

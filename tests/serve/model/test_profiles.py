@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.serve.profiles import sampling_params
+from headrace.serve.model.profiles import sampling_params
 from headrace.serve.request import Format, Request, Sampling, ToolChoice
 from headrace.values import SamplingParams, Tool
 

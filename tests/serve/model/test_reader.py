@@ -18,7 +18,7 @@ from headrace.serve.events import (
     TextDelta,
 )
 from headrace.serve.failure import RequestError
-from headrace.serve.reader import Reader
+from headrace.serve.model.reader import Reader
 from headrace.serve.request import Format, Request, ToolChoice
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import HERMES, THINK

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 from headrace.serve.events import Event, Failed, Failure, Finished, Started, TextDelta, Usage
-from headrace.serve.process import Opened, Site, run
+from headrace.serve.process.run import Opened, Site, run
 from headrace.serve.request import Request
 from serve.http.plain import plain
 from serve.scripted import CARD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.serve.idle import IdleClock
+from headrace.serve.process.idle import IdleClock
 
 
 def test_a_server_is_idle_from_its_start_on() -> None:

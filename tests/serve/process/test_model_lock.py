@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.serve import lock
-from headrace.serve.lock import Holder, ModelBusyError, alone, beside, holder
+from headrace.serve.process import lock
+from headrace.serve.process.lock import Holder, ModelBusyError, alone, beside, holder
 
 WHO = Holder(os.getpid(), 11434, "painted:1m")
 SERVER = """
 import os, sys
 from pathlib import Path
-from headrace.serve.lock import Holder, alone
+from headrace.serve.process.lock import Holder, alone
 with alone(Path(sys.argv[1]), Holder(os.getpid(), 5, "x")):
     print("held", flush=True)
     input()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.serve import clients
-from headrace.serve.clients import MAX_PID, Clients, birth
 from headrace.serve.failure import RequestError
+from headrace.serve.process import clients
+from headrace.serve.process.clients import MAX_PID, Clients, birth
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.serve.account import GONE, Account
 from headrace.serve.events import Failed, Failure, Finished, Started, TextDelta, Usage
+from headrace.serve.telemetry.account import GONE, Account
 
 USAGE = Usage(
     prompt_tokens=20, cached_tokens=8, new_tokens=5, reasoning_tokens=2, decode_seconds=0.5

@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.main import execute
 from headrace.cli.serve import adapters, planned, served_name
 from headrace.memory.inputs import PlanOptions
-from headrace.serve.status import Memory
+from headrace.serve.telemetry.status import Memory
 
 
 @pytest.fixture(autouse=True)

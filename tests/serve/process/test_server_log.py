@@ -11,8 +11,8 @@ import warnings
 
 import pytest
 
-from headrace.serve import log
-from headrace.serve.log import line, logging_to
+from headrace.serve.telemetry import log
+from headrace.serve.telemetry.log import line, logging_to
 
 AT = 1_700_000_000.25
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.serve.account import Account
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.metrics import Metrics
+from headrace.serve.telemetry.account import Account
+from headrace.serve.telemetry.metrics import Metrics
 
 
 def metrics() -> Metrics:

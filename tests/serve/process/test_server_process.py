@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.serve.lock import beside, holder
+from headrace.serve.process.lock import beside, holder
 from serve.pages import Example, examples
 from serve.process.running import Server, server
 

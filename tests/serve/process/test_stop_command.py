@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.artifact.container import Artifact
-from headrace.serve.lock import Holder, alone
+from headrace.serve.process.lock import Holder, alone
 from serve.process.running import Server, server
 from shell import Shell
 

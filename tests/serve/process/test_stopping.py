@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from headrace.serve.app import create_app
-from headrace.serve.attendant import STOPPING, Attendant
 from headrace.serve.events import Event, Failed, Finished, Started, TextDelta, Usage
+from headrace.serve.process.attendant import STOPPING, Attendant
 from headrace.serve.request import Request
-from headrace.serve.status import Facts, Memory
+from headrace.serve.telemetry.status import Facts, Memory
 from serve.http.plain import plain
 from serve.scripted import ScriptedBackend
 from serve.served import served

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headrace.serve.failure import RequestError
+from pydantic import Field
 
+from headrace.serve.failure import RequestError
+from headrace.serve.validation import Wire
+
+PATH = "/headrace/clients"
 MAX_CLIENTS = 256
 MAX_PID = (1 << 31) - 1
 _START = 19  # field of /proc/PID/stat behind the name and its bracket: when the process began
+
+
+class Client(Wire):
+    """A process that uses the server."""
+
+    pid: int = Field(ge=1, le=MAX_PID, description="A running process of the server's user.")
 
 
 class Clients:

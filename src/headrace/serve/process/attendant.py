@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from headrace.serve.account import GONE, Account
 from headrace.serve.backend import Running
-from headrace.serve.clients import Clients
 from headrace.serve.dialect import Context, Endpoint, Page, Tell
 from headrace.serve.events import Event, Failed, Failure
 from headrace.serve.failure import RequestError
-from headrace.serve.idle import IdleClock
-from headrace.serve.metrics import MEDIA_TYPE, Metrics
-from headrace.serve.observer import Observer, Watch
+from headrace.serve.process import clients
+from headrace.serve.process.clients import Client, Clients
+from headrace.serve.process.idle import IdleClock
 from headrace.serve.request import Json, Request
-from headrace.serve.status import CLIENTS, METRICS, QUIET, STATUS, Client, Facts, status
+from headrace.serve.telemetry.account import GONE, Account
+from headrace.serve.telemetry.metrics import MEDIA_TYPE, Metrics
+from headrace.serve.telemetry.observer import Observer, Watch
+from headrace.serve.telemetry.status import METRICS, QUIET, STATUS, Facts, status
 
 STOPPING = Failure(503, "server_stopping", "the server is stopping")
 
@@ -47,7 +48,7 @@ class Attendant(Observer):
         self.stopping = False
         self.endpoints = (
             Tell("GET", STATUS, lambda _body, _context: self.status()),
-            Tell("POST", CLIENTS, self._register, body=Client),
+            Tell("POST", clients.PATH, self._register, body=Client),
             Page(METRICS, MEDIA_TYPE, lambda _body, _context: self._metrics.text()),
         )
 

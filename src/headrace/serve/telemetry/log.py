@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TextIO
 
-from headrace.serve.account import Fields
+from headrace.serve.telemetry.account import Fields
 
 LOGGERS = ("headrace", "uvicorn")
 MAX_LINES = 10_000  # that wait to be written

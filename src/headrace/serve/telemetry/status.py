@@ -1,27 +1,16 @@
-"""The state of the server as its endpoints tell it, and the one wire type of them."""
+"""The state of the server as its endpoints tell it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import Field
-
-from headrace.serve.clients import MAX_PID
 from headrace.serve.request import Json
-from headrace.serve.validation import Wire
 
 SERVER = "headrace"
 STATUS = "/headrace/status"
-CLIENTS = "/headrace/clients"
 METRICS = "/metrics"
 QUIET = (STATUS, METRICS, "/health")  # who only looks does not use the server
-
-
-class Client(Wire):
-    """A process that uses the server."""
-
-    pid: int = Field(ge=1, le=MAX_PID, description="A running process of the server's user.")
 
 
 @dataclass(frozen=True)

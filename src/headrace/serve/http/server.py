@@ -8,8 +8,8 @@ import socket
 import uvicorn
 
 from headrace.errors import SettingError
-from headrace.serve.app import App
-from headrace.serve.protocol import Limits, protocol_class
+from headrace.serve.http.answer import App
+from headrace.serve.http.protocol import Limits, protocol_class
 
 HOST = "127.0.0.1"
 PORT = 11434

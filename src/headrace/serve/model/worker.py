@@ -16,10 +16,10 @@ from collections.abc import Callable
 from headrace.engine.scheduler import Ticket
 from headrace.engine.turns import Turns
 from headrace.errors import HeadraceError
-from headrace.serve.admission import check_wait, closing, too_late
 from headrace.serve.events import Event, Failed, Finished, Reason, Started, Usage
 from headrace.serve.failure import failure
-from headrace.serve.reader import Reader
+from headrace.serve.model.admission import check_wait, closing, too_late
+from headrace.serve.model.reader import Reader
 
 log = logging.getLogger(__name__)
 

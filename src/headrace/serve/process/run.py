@@ -20,17 +20,17 @@ from types import ModuleType
 import uvicorn
 
 from headrace.errors import SettingError
-from headrace.serve import lock
 from headrace.serve.app import create_app
-from headrace.serve.asking import described
-from headrace.serve.attendant import Attendant
 from headrace.serve.backend import Backend
-from headrace.serve.ending import Signals
-from headrace.serve.guard import policy_for
-from headrace.serve.lock import Holder
-from headrace.serve.log import logging_to
-from headrace.serve.server import HOST, PORT, listening, server
-from headrace.serve.status import Facts, Memory
+from headrace.serve.http.guard import policy_for
+from headrace.serve.http.server import HOST, PORT, listening, server
+from headrace.serve.process import lock
+from headrace.serve.process.asking import described
+from headrace.serve.process.attendant import Attendant
+from headrace.serve.process.ending import Signals
+from headrace.serve.process.lock import Holder
+from headrace.serve.telemetry.log import logging_to
+from headrace.serve.telemetry.status import Facts, Memory
 
 GRACE = 2  # seconds for answers to reach their clients once the server stops
 TICK = 1.0  # seconds between looks at the idle clock

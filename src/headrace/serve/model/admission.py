@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.errors import ContextError, PromptSizeError
@@ -11,8 +10,6 @@ from headrace.serve.failure import RequestError
 PREFILL_DEADLINE = "prefill_deadline_exceeded"
 PREFILL_WAIT = "prefill_wait_exceeded"
 STOPPING = "server_stopping"
-MAX_STOPS = 64  # stop strings of one request
-MAX_STOP = 1000  # characters of each
 
 
 @dataclass(frozen=True)
@@ -30,17 +27,6 @@ def room(prompt_tokens: int, window: int, limit: int | None, default: int) -> Ro
         raise ContextError(prompt_tokens, window, 1)
     wanted = default if limit is None else limit
     return Room(min(wanted, left), wanted > left)
-
-
-def check_stops(stops: Sequence[str]) -> None:
-    """Whether a request's stop strings can be looked for at every token. Raises RequestError."""
-    if len(stops) > MAX_STOPS:
-        cause = f"there are {len(stops):,} stop strings; at most {MAX_STOPS} may be"
-    elif (longest := max(map(len, stops), default=0)) > MAX_STOP:
-        cause = f"a stop string has {longest:,} characters; at most {MAX_STOP:,} may be"
-    else:
-        return
-    raise RequestError(cause, place="stop")
 
 
 def check_items(turns: int, tools: int, window: int) -> None:

@@ -17,10 +17,10 @@ from typing import Literal
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headrace.serve import guard
-from headrace.serve.app import App, hints, named
 from headrace.serve.failure import RequestError, failure
-from headrace.serve.head import (
+from headrace.serve.http import guard
+from headrace.serve.http.answer import App, hints, named
+from headrace.serve.http.head import (
     MAX_HEAD,
     begins_well,
     end_of_head,

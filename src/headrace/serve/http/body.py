@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.serve.failure import RequestError
-from headrace.serve.head import MAX_BODY, too_large
+from headrace.serve.http.head import MAX_BODY, too_large
 from headrace.serve.validation import decoded
 
 INLINE = 16 << 10  # bytes; parsing more than that is a thread's

@@ -10,8 +10,8 @@ from typing import Any
 
 from headrace.serve.dialect import EVENT_STREAM, LINES, Count, Endpoint, ErrorBody, Generate, Page
 from headrace.serve.events import Failure
+from headrace.serve.http.routes import plain_error
 from headrace.serve.request import Json
-from headrace.serve.routes import plain_error
 from headrace.serve.validation import Wire
 
 # What any endpoint may answer besides its own; the server itself has most of them.

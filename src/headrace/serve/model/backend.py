@@ -16,14 +16,14 @@ from typing import Any
 from headrace.errors import CancelledError, HeadraceError, InputError
 from headrace.llm import LLM
 from headrace.options import How
-from headrace.serve.admission import check_items, closing, room, too_late
-from headrace.serve.describe import card
 from headrace.serve.dialect import Card
 from headrace.serve.failure import RequestError, UnknownNameError
-from headrace.serve.profiles import sampling_params
-from headrace.serve.reader import Reader
+from headrace.serve.model.admission import check_items, closing, room, too_late
+from headrace.serve.model.describe import card
+from headrace.serve.model.profiles import sampling_params
+from headrace.serve.model.reader import Reader
+from headrace.serve.model.worker import Job, Worker
 from headrace.serve.request import Effort, Request, ToolCall, Turn
-from headrace.serve.worker import Job, Worker
 from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.tools.constraint import answer_grammar
 from headrace.text.tools.formats import detect

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.serve import lock
-from headrace.serve.status import SERVER, STATUS
+from headrace.serve.process import lock
+from headrace.serve.telemetry.status import SERVER, STATUS
 
 SECONDS = 1.0
 MAX_BYTES = 1 << 16
