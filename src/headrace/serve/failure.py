@@ -14,6 +14,8 @@ from headrace.errors import (
 from headrace.serve.events import Failure
 
 INVALID = "invalid_request"
+NO_MEMORY = "insufficient_memory"
+HINT = "free memory, ask for less, or serve with a smaller --memory-gb or --max-context"
 
 
 class RequestError(InputError):
@@ -57,7 +59,9 @@ def failure(error: BaseException) -> Failure:
             sizes = (counted, error.context_tokens)
             return Failure(400, "context_length_exceeded", error.message, error.hint, *sizes)
         case MemoryBudgetError():
-            return Failure(503, "insufficient_memory", error.message, error.hint)
+            return Failure(503, NO_MEMORY, error.message, error.hint)
+        case MemoryError():
+            return Failure(503, NO_MEMORY, "there is not enough memory for this request", HINT)
         case HeadraceError():
             return Failure(error.http_status, error.code, error.message, error.hint)
         case _:

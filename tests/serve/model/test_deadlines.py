@@ -15,6 +15,7 @@ from headrace.serve.events import Event, Failed
 from headrace.serve.failure import RequestError
 from headrace.serve.model.admission import Room, check_wait, room, too_late
 from headrace.serve.model.backend import ModelBackend
+from headrace.serve.model.pace import Pace
 from headrace.serve.request import Request, Text, Turn
 from serve.model.asking import NAME, Asked, Server, messages, serving, user
 from serve.model.test_beside import body, idle, open_request, until
@@ -74,8 +75,8 @@ def test_by_estimate(endless_artifact: Artifact) -> None:
     with limited(endless_artifact, 30.0) as (server, model):
         assert messages(server, Asked(user("x" * 300), 2), stream=False).new == 2
         worker = server.backend._worker
-        assert worker.rate is not None
-        worker.rate = 100.0  # a slower machine
+        assert worker.pace.seconds(0, 1) is not None
+        worker.pace = Pace(1 / 100)  # a slower machine
         for stream in (True, False):
             assert error_of(server, LONG, stream=stream) == (400, "prefill_wait_exceeded")
         idle(server)
@@ -87,15 +88,15 @@ def test_an_estimate_counts_what_is_missing(endless_artifact: Artifact) -> None:
     with limited(endless_artifact, 30.0) as (server, _):
         text = LONG[:6000]
         assert messages(server, Asked(user(text), 2), stream=False).new == 2
-        server.backend._worker.rate = 100.0
+        server.backend._worker.pace = Pace(1 / 100)
         again = messages(server, Asked(user(text), 2), stream=False)
         assert again.cached > 5_000
 
 
 def test_without_a_limit_nothing_is_too_late(wild_server: Server) -> None:
-    wild_server.backend._worker.rate = 0.001
+    wild_server.backend._worker.pace = Pace(1000.0)
     assert messages(wild_server, Asked(user("x" * 300), 2), stream=False).new == 2
-    wild_server.backend._worker.rate = None
+    wild_server.backend._worker.pace = Pace()
 
 
 def test_the_card_says_the_limit(wild: LLM) -> None:
@@ -130,25 +131,25 @@ async def heard(job: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("missing", "rate", "waited", "longest", "code"),
+    ("reading", "waited", "longest", "code"),
     [
-        (1000, 100.0, 0.0, 10.0, None),
-        (1001, 100.0, 0.0, 10.0, "prefill_wait_exceeded"),
-        (1001, 100.0, 50.0, 10.0, "prefill_wait_exceeded"),  # it would not help to come again
-        (900, 100.0, 1.1, 10.0, "prefill_deadline_exceeded"),
-        (900, 100.0, 0.9, 10.0, None),
-        (10**9, None, 0.0, 10.0, None),
-        (10**9, 100.0, 0.0, None, None),
+        (10.0, 0.0, 10.0, None),
+        (10.01, 0.0, 10.0, "prefill_wait_exceeded"),
+        (10.01, 50.0, 10.0, "prefill_wait_exceeded"),  # it would not help to come again
+        (9.0, 1.1, 10.0, "prefill_deadline_exceeded"),
+        (9.0, 0.9, 10.0, None),
+        (None, 0.0, 10.0, None),
+        (1e7, 0.0, None, None),
     ],
 )
 def test_what_an_estimate_decides(
-    missing: int, rate: float | None, waited: float, longest: float | None, code: str | None
+    reading: float | None, waited: float, longest: float | None, code: str | None
 ) -> None:
     if code is None:
-        check_wait(missing, rate, waited, longest)
+        check_wait(1000, reading, waited, longest)
         return
     with pytest.raises(RequestError) as found:
-        check_wait(missing, rate, waited, longest)
+        check_wait(1000, reading, waited, longest)
     assert found.value.cause == code
     assert found.value.status == (400 if code == "prefill_wait_exceeded" else 503)
     assert found.value.hint is not None
@@ -170,8 +171,53 @@ def test_room(prompt: int, window: int, limit: int | None, default: int, found: 
     assert room(prompt, window, limit, default) == found
 
 
+def test_a_pace_that_nobody_saw_is_unknown() -> None:
+    pace = Pace()
+    pace.learn(0, 63, 1.0)  # too few to say anything
+    pace.learn(0, 100, 0.0)
+    assert pace.seconds(0, 1000) is None
+
+
+def test_missing_tokens_cost_by_where_they_are() -> None:
+    """Attention reads all that is before a position: the same number of tokens takes longer behind more."""
+    pace = Pace()
+
+    def true(
+        begin: int, end: int
+    ) -> float:  # a millisecond a token, and one more every 4,000 positions
+        return (end - begin) / 1000 + (end * end - begin * begin) / 2 / 4_000_000
+
+    for _ in range(20):
+        for begin, end in ((0, 500), (0, 8_000), (8_000, 9_000), (20_000, 24_000)):
+            pace.learn(begin, end, true(begin, end))
+    for begin, end in ((0, 1_000), (0, 16_000), (30_000, 31_000)):
+        told = pace.seconds(begin, end)
+        assert told is not None
+        assert 0.95 < told / true(begin, end) < 1.05
+    near, far = pace.seconds(0, 1_000), pace.seconds(30_000, 31_000)
+    assert near is not None
+    assert far is not None
+    assert far > 5 * near
+
+
+def test_noise_of_short_prompts_says_nothing_about_depth() -> None:
+    """Two prompts of nearly one length, one of them on a busy machine, price a long one by their mean."""
+    pace = Pace()
+    pace.learn(0, 80, 0.08)
+    pace.learn(0, 120, 0.24)
+    told = pace.seconds(0, 8_000)
+    assert told is not None
+    assert 8.0 < told < 16.0
+    cheap = Pace()
+    cheap.learn(0, 80, 0.16)
+    cheap.learn(0, 8_000, 8.0)  # nothing costs less where more is before it
+    told = cheap.seconds(0, 100_000)
+    assert told is not None
+    assert 100.0 <= told <= 200.0
+
+
 def test_short_times_are_told_as_such() -> None:
     assert "within 0.2 s" in str(too_late(0.2))
     assert "within 12 s" in str(too_late(12.3))
     with pytest.raises(RequestError, match=r"takes about 4\.0 s; at most 0\.5 s may pass"):
-        check_wait(400, 100.0, 0.0, 0.5)
+        check_wait(400, 4.0, 0.0, 0.5)

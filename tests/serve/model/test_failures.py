@@ -58,9 +58,9 @@ class Breaking:
 
 
 FAULTS = {
-    "expert": (ExpertReadError(3, 7, "short read"), "expert_read_failed", "layer 3, expert 7: short read"),
-    "foreign": (RuntimeError("a secret"), "inference_error", "internal error: RuntimeError"),
-    "memory": (MemoryError(), "inference_error", "internal error: MemoryError"),
+    "expert": (ExpertReadError(3, 7, "short read"), 500, "expert_read_failed", "layer 3, expert 7: short read"),
+    "foreign": (RuntimeError("a secret"), 500, "inference_error", "internal error: RuntimeError"),
+    "memory": (MemoryError("a secret"), 503, "insufficient_memory", "there is not enough memory for this request"),
 }  # fmt: skip
 
 
@@ -69,10 +69,10 @@ FAULTS = {
 def test_a_fault_before_the_headers(
     wild: LLM, wild_server: Server, dialect: str, fault: str
 ) -> None:
-    error, code, said = FAULTS[fault]
+    error, status, code, said = FAULTS[fault]
     with Breaking(wild, error), pytest.raises(Exception, match="(?s).*") as found:
         ASKS[dialect](wild_server, Asked(user("x"), 8), stream=False)
-    assert found.value.status_code == 500  # type: ignore[attr-defined]
+    assert found.value.status_code == status  # type: ignore[attr-defined]
     assert said in str(found.value)
     assert "secret" not in str(found.value)
     if dialect in ("chat", "responses", "gateway"):
@@ -96,7 +96,7 @@ def test_a_fault_after_the_headers(
 ) -> None:
     """The last frame is the error; no sign of success follows."""
     path, value, success = PATHS[dialect]
-    error, _, said = FAULTS[fault]
+    error, _, _, said = FAULTS[fault]
     with Breaking(wild, error) as breaking:
         breaking.when = lambda work: len(work.sequence) > 60
         answer = wild_server.http.post(path, json={"model": NAME, "stream": True, **value})
@@ -259,9 +259,13 @@ def test_a_bug_ends_who_was_there_and_the_thread_lives(
 
         monkeypatch.setattr(made._worker, where, breaks)
         (failed,) = asyncio.run(heard(made, request()))
-        assert failed == Failed(
-            Failure(500, "inference_error", f"internal error: {type(error).__name__}")
-        )
+        assert isinstance(failed, Failed)
+        told = (failed.failure.status, failed.failure.code)
+        if isinstance(error, MemoryError):
+            assert told == (503, "insufficient_memory")
+        else:
+            assert told == (500, "inference_error")
+            assert failed.failure.message == f"internal error: {type(error).__name__}"
         monkeypatch.undo()
         assert made.counts == (0, 0)
         assert isinstance(asyncio.run(heard(made, request()))[-1], Finished)

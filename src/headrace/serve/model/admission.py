@@ -39,16 +39,15 @@ def check_items(turns: int, tools: int, window: int) -> None:
 
 
 def check_wait(
-    missing_tokens: int, rate: float | None, waited: float, longest: float | None
+    missing_tokens: int, reading: float | None, waited: float, longest: float | None
 ) -> None:
     """Whether the first token can come in time. Raises RequestError if it surely cannot.
 
-    missing_tokens: of the prompt, that no cache holds; rate: tokens a second that lately were read, None if none were;
-    waited, longest: seconds since the request came, and how many may pass; None: any.
+    missing_tokens: of the prompt, that no cache holds; reading: seconds that they take to read, None where it is not
+    known; waited, longest: seconds since the request came, and how many may pass; None: any.
     """
-    if longest is None or not rate:
+    if longest is None or reading is None:
         return
-    reading = missing_tokens / rate
     if reading > longest:
         raise RequestError(
             f"reading {missing_tokens:,} tokens takes about {_seconds(reading)}; "

@@ -19,13 +19,12 @@ from headrace.errors import HeadraceError
 from headrace.serve.events import Event, Failed, Finished, Reason, Started, Usage
 from headrace.serve.failure import failure
 from headrace.serve.model.admission import check_wait, closing, too_late
+from headrace.serve.model.pace import Pace
 from headrace.serve.model.reader import Reader
 
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 64  # that wait for a client
-RATE_TOKENS = 64  # read in one go, below which a prefill says nothing about the rate
-RATE_SHARE = 0.3  # of the newest prefill in the rate
 
 
 class Job:
@@ -148,7 +147,7 @@ class Worker:
         self._stopping = False  # every job ends
         self._closed = False  # and no other comes
         self._stepped = 0.0  # when the newest pass began
-        self.rate: float | None = None  # prompt tokens a second, of late
+        self.pace = Pace()
         self._thread = threading.Thread(target=self._run, name="headrace-worker", daemon=True)
 
     def start(self) -> None:
@@ -292,7 +291,8 @@ class Worker:
         job.began = True
         prompt, reused = ticket.generation.prompt_tokens, ticket.generation.reused
         if not (ticket.tokens or ticket.ended):
-            check_wait(prompt - reused, self.rate, self._stepped - job.arrived, job.longest)
+            reading = self.pace.seconds(reused, prompt)
+            check_wait(prompt - reused, reading, self._stepped - job.arrived, job.longest)
         job.tell(Started(prompt, reused))
 
     def _end(self, job: Job, ticket: Ticket, reader: Reader) -> None:
@@ -301,7 +301,8 @@ class Worker:
             raise ticket.error
         stats = ticket.stats
         assert stats is not None
-        self._learn(stats.read_tokens, stats.prefill_seconds)
+        read = stats.reused_tokens + stats.read_tokens
+        self.pace.learn(stats.reused_tokens, read, stats.prefill_seconds)
         if ticket.cancelled and not reader.over:
             self._unfinished(job)
             return
@@ -325,14 +326,6 @@ class Worker:
             raise too_late(job.longest)
         else:
             raise closing()
-
-    def _learn(self, tokens: int, seconds: float) -> None:
-        """How fast prompts are read, of late."""
-        if tokens >= RATE_TOKENS and seconds > 0:
-            rate = tokens / seconds
-            self.rate = (
-                rate if self.rate is None else RATE_SHARE * rate + (1 - RATE_SHARE) * self.rate
-            )
 
 
 def _report(error: BaseException) -> None:
