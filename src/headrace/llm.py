@@ -290,9 +290,14 @@ class LLM:
             self.engine.prefixes.clear()
 
     def prompt_ids(
-        self, prompt: str | bytes, *, system: str | None = None, raw: bool = False
+        self,
+        prompt: str | bytes,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        look: Callable[[], None] | None = None,
     ) -> list[int]:
-        """What the model reads for a prompt. With `raw`, control tokens may be spelled in it."""
+        """What the model reads for a prompt. With `raw`, control tokens may be spelled in it. look: see `chat_ids`."""
         if not isinstance(prompt, str | bytes):
             raise InputError(f"the prompt is of type {type(prompt).__name__}, not text or bytes")
         if not prompt:
@@ -301,9 +306,9 @@ class LLM:
             if system is not None:
                 raise InputError("a raw prompt has no system message")
             self._could_fit(len(prompt))
-            return self.tokenizer.encode_prompt(prompt)
+            return self.tokenizer.encode_prompt(prompt, look=look, check=self._could_hold)
         messages = [] if system is None else [Message("system", system)]
-        return self.chat_ids([*messages, Message("user", as_text(prompt))])
+        return self.chat_ids([*messages, Message("user", as_text(prompt))], look=look)
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -354,10 +359,10 @@ class LLM:
             self._heads.note(messages, ids, tools, variables, look)
         return ids
 
-    def _could_hold(self, control_tokens: int) -> None:
-        """As `_could_fit`."""
-        if control_tokens > self.engine.context:
-            raise PromptSizeError(control_tokens, self.engine.context, "control tokens")
+    def _could_hold(self, tokens: int) -> None:
+        """As `_could_fit`, of tokens that there surely are."""
+        if tokens > self.engine.context:
+            raise PromptSizeError(tokens, self.engine.context, "tokens or more")
 
     def _could_fit(self, characters: int) -> None:
         """Refuse what cannot fit before its tokens are counted. Raises PromptSizeError."""

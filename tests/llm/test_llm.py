@@ -309,6 +309,9 @@ def test_refusals(llm: LLM, path: Path, tmp_path: Path) -> None:
     for ask in (lambda: llm.generate(endless), lambda: llm.generate(endless, raw=True)):
         with pytest.raises(PromptSizeError, match=r"524,289 characters, the context holds 1024"):
             ask()
+    for ask in (lambda: llm.generate("é" * 400_000), lambda: llm.generate("é" * 400_000, raw=True)):
+        with pytest.raises(PromptSizeError, match=r"tokens or more, the context holds 1024"):
+            ask()
     with pytest.raises(SettingError, match="temperature"):
         llm.generate("x", temperature=float("nan"))
     with pytest.raises(FileError, match="no such file"):

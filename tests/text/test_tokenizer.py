@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from tokenizers import Tokenizer as Library
 
 from headrace.errors import FileError, UnsupportedError
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import PART, Tokenizer
 
 Pair = tuple[Tokenizer, Library]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
@@ -229,3 +229,42 @@ def test_an_unknown_decoder_is_named(library: Library) -> None:
     data["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     with pytest.raises(UnsupportedError, match="WordPiece"):
         Tokenizer.from_json(json.dumps(data))
+
+
+def test_a_long_text_is_looked_at_in_parts(tokenizer: Tokenizer) -> None:
+    """Whoever wants its tokens may leave before they are all there, and hears early of what is far too long."""
+    text = "😀\u0301 é" * (2 * PART)  # 8 parts, of more tokens than characters
+    whole = tokenizer.encode(text)
+    told: list[int] = []
+    assert tokenizer.encode(text, check=told.append, look=lambda: None) == whole
+    assert len(told) == 8
+    assert told == sorted(told)
+    assert len(whole) // 2 <= told[-1] <= len(whole)
+
+    def enough(count: int) -> None:
+        if count > 1000:
+            raise InterruptedError(count)
+
+    with pytest.raises(InterruptedError) as found:
+        tokenizer.encode_prompt(text, check=enough)
+    assert found.value.args[0] == told[0]
+    looks = iter(range(3))
+
+    def leaves() -> None:
+        if next(looks) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        tokenizer.encode(text, look=leaves)
+    short = text[:PART]
+    assert tokenizer.encode(short, check=enough, look=lambda: None) == tokenizer.encode(short)
+
+
+def test_parts_never_have_twice_the_tokens(real: Pair) -> None:
+    """What is said to be surely there is, also where a token holds many characters and a cut falls into one."""
+    tokenizer, _ = real
+    for unit in (" " * 97, "a" * 1001, "0123456789", "\n" * 64, "the quick brown fox "):
+        text = (unit * (3 * PART // len(unit) + 1))[: 3 * PART - 7]
+        told: list[int] = []
+        whole = tokenizer.encode(text, check=told.append)
+        assert told[-1] <= len(whole)

@@ -18,7 +18,7 @@ from headrace.text.conversation import Messages, Tools, masked_variables, variab
 from headrace.text.marks import Marks
 from headrace.text.meter import LimitError, Limits, Look, Meter, size_of
 from headrace.text.sandbox import ChatEnvironment
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Check, Tokenizer
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]
@@ -211,13 +211,12 @@ def encode_chat(
     tools: Tools | None = None,
     extra: Mapping[str, object] | None = None,
     look: Look | None = None,
-    check: Callable[[int], None] | None = None,
+    check: Check | None = None,
 ) -> list[int]:
     """Ids of a conversation: those of `apply_chat_template` if content names no control token.
 
     Nothing is put in front of what the template says: a BOS comes from the template or not at all.
-    look: see `render_marked`. check: is given a number of tokens that there surely are, before they
-    are counted, and may raise.
+    look: see `render_marked`. check: see `Tokenizer.encode_marked`.
     """
     text = template.render_marked(
         tokenizer.marks,
@@ -231,4 +230,4 @@ def encode_chat(
         check(tokenizer.marks.count(text))
     if look is not None:
         look()
-    return tokenizer.encode_marked(text)
+    return tokenizer.encode_marked(text, look=look, check=check)

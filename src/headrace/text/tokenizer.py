@@ -18,10 +18,14 @@ from headrace.errors import FileError, HeadraceError
 from headrace.text import backend
 from headrace.text.detokenizer import Detokenizer
 from headrace.text.marks import Marks
+from headrace.text.meter import Look
 from headrace.text.pieces import byte_alphabet, piece_rule
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+PART = 1 << 16  # characters
 _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # how surrogateescape spells a byte that is not UTF-8
+
+Check = Callable[[int], None]
 
 
 class Tokenizer:
@@ -94,19 +98,38 @@ class Tokenizer:
         ids = self._library.get_vocab(with_added_tokens=True).values()
         return 1 + max((i for i in ids if i not in self._plain.mark_ids), default=-1)
 
-    def encode(self, text: str | bytes, *, allow_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str | bytes,
+        *,
+        allow_special: bool = False,
+        look: Look | None = None,
+        check: Check | None = None,
+    ) -> list[int]:
         """Ids of `text` alone: nothing is put in front or behind.
 
         The name of a control token in `text` is ordinary text unless `allow_special`. A byte that
         is not part of valid UTF-8 (in bytes, or escaped in a str by surrogateescape) becomes the
         token of that byte if the vocabulary is byte-level and has it, and U+FFFD otherwise.
+        look, check: see `encode_marked`.
         """
         plain = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text
-        return self.encode_marked(self.marks.mark(plain) if allow_special else plain)
+        marked = self.marks.mark(plain) if allow_special else plain
+        return self.encode_marked(marked, look=look, check=check)
 
-    def encode_prompt(self, text: str | bytes, *, allow_special: bool = True) -> list[int]:
-        """Ids of a raw prompt, with what the tokenizer puts around a text, never a second time."""
-        ids = self.encode(text, allow_special=allow_special)
+    def encode_prompt(
+        self,
+        text: str | bytes,
+        *,
+        allow_special: bool = True,
+        look: Look | None = None,
+        check: Check | None = None,
+    ) -> list[int]:
+        """Ids of a raw prompt, with what the tokenizer puts around a text, never a second time.
+
+        look, check: see `encode_marked`.
+        """
+        ids = self.encode(text, allow_special=allow_special, look=look, check=check)
         before = [] if ids[: len(self._before)] == self._before else self._before
         return before + ids + self._after
 
@@ -115,9 +138,30 @@ class Tokenizer:
         """Whether a raw prompt gets a token in front."""
         return bool(self._before)
 
-    def encode_marked(self, text: str) -> list[int]:
-        """Ids of text whose control tokens are marks (see marks.py); any other text is ordinary."""
+    def encode_marked(
+        self, text: str, *, look: Look | None = None, check: Check | None = None
+    ) -> list[int]:
+        """Ids of text whose control tokens are marks (see marks.py); any other text is ordinary.
+
+        Either ends the work of a long text by what it raises. look: is called now and then. check: is given a number of
+        tokens that there surely are, long before all are counted.
+        """
         text = _SURROGATE.sub(self._surrogate, text)
+        if len(text) > PART and (look is not None or check is not None):
+            self._sound(text, look or (lambda: None), check or (lambda _: None))
+        return self._encoded(text)
+
+    def _sound(self, text: str, look: Look, check: Check) -> None:
+        """Go through a long text in parts: nothing interrupts the library, and it may take a minute for what no model
+        reads. A cut adds a few tokens to the hundreds of a part, so there are surely half as many as the parts have."""
+        count = 0
+        for at in range(0, len(text), PART):
+            look()
+            count += len(self._encoded(text[at : at + PART]))
+            check(count // 2)
+        look()
+
+    def _encoded(self, text: str) -> list[int]:
         if self._always_strict:
             return self._strict.encode(text)
         found = self._plain.raw(text)

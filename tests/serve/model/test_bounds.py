@@ -12,6 +12,7 @@ import pytest
 from headrace.errors import CancelledError
 from headrace.llm import LLM
 from headrace.serve.validation import MAX_STOP, MAX_STOPS
+from headrace.text.tokenizer import PART
 from serve.model.asking import NAME, Json, Server, user
 from serve.model.test_beside import body, idle, open_request, until
 
@@ -132,6 +133,32 @@ def test_who_left_is_not_prepared_for(wild: LLM, wild_server: Server, path: str)
         assert endless.ended == ["CancelledError"]
         idle(wild_server)
     assert wild_server.http.post("/v1/messages/count_tokens", json=COUNT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/v1/chat/completions", {"messages": user("é" * 900_000)}),
+        ("/v1/messages/count_tokens", {"messages": user("é" * 900_000)}),
+        ("/api/generate", {"prompt": "é" * 900_000, "raw": True}),
+    ],
+)
+def test_the_tokens_of_a_text_that_cannot_fit_are_not_all_counted(
+    wild: LLM, wild_server: Server, monkeypatch: pytest.MonkeyPatch, path: str, text: Json
+) -> None:
+    parts: list[int] = []
+    encoded = type(wild.tokenizer)._encoded
+
+    def counting(tokenizer: Any, part: str) -> list[int]:
+        parts.append(len(part))
+        return encoded(tokenizer, part)
+
+    monkeypatch.setattr(type(wild.tokenizer), "_encoded", counting)
+    answer = wild_server.http.post(path, json={"model": NAME, **text})
+    assert answer.status_code == 400
+    assert "2048 tokens" in answer.text or "2048 maximum" in answer.text
+    assert max(parts) <= PART
+    assert sum(parts) < 3 * PART
 
 
 def test_what_is_looked_at_ends_a_rendering(wild: LLM) -> None:

@@ -187,7 +187,7 @@ class ModelBackend:
         tools = () if request.choice.mode == "none" else request.tools
         check_items(len(request.turns), len(tools), self._window(request))
         if request.raw is not None:
-            return _Prompt(self._llm.prompt_ids(request.raw, raw=True), False)
+            return _Prompt(self._llm.prompt_ids(request.raw, raw=True, look=look), False)
         messages, declared = conversation(
             self._format,
             [_message(turn) for turn in request.turns],
