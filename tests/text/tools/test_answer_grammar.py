@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import GrammarError, InputError
 from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tools.constraint import answer_grammar
+from headrace.text.tools.constraint import MOST_CALLS, answer_grammar
 from headrace.text.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL_ARGS, QWEN_XML, Format
 from headrace.text.tools.pieces import CallBegun, CallDone, Malformed, Said
 from headrace.values import Tool
@@ -154,6 +154,18 @@ def test_a_demand_allows_nothing_but_calls(vocabularies: Vocabularies) -> None:
         assert not accepts(made, tokenizer, text), text
 
 
+def test_calls_that_are_the_only_choice_come_to_an_end(vocabularies: Vocabularies) -> None:
+    """A model that never stops calling is stopped: what it can't end by itself would only be cut."""
+    llama = '{"name": "now", "parameters": {}}'
+    for row, call, between in ((HERMES, CALL, "\n"), (LLAMA, llama, "; ")):
+        for options in ({"choice": "required"}, {"choice": "now"}, {"answer": PERSON}):
+            made, tokenizer = grammar(vocabularies, row, tools=[NOW], **options)
+            assert accepts(made, tokenizer, between.join([call] * MOST_CALLS))
+            assert not accepts(made, tokenizer, between.join([call] * (MOST_CALLS + 1)))
+        free, tokenizer = grammar(vocabularies, row, tools=[NOW])
+        assert accepts(free, tokenizer, between.join([call] * (MOST_CALLS + 1)))
+
+
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}  # fmt: skip
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
@@ -186,6 +198,22 @@ def test_a_demanded_call_keeps_to_its_schema(vocabularies: Vocabularies) -> None
         assert not accepts(made, tokenizer, calling(name, arguments)), arguments
     free, tokenizer = grammar(vocabularies, HERMES, tools=tools)
     assert accepts(free, tokenizer, calling("place", '{"x": 1}'))
+    beside, tokenizer = grammar(vocabularies, HERMES, tools=tools, answer=PERSON)
+    assert accepts(beside, tokenizer, calling("place", '{"city": "Bern"}'))
+    assert not accepts(beside, tokenizer, calling("place", '{"x": 1}'))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_strict_tool_invents_no_properties(vocabularies: Vocabularies, choice: str) -> None:
+    """Where its schema names some and is silent about others; where it has some needed that it does not name, it may."""
+    unnamed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}
+    tools = [Tool("place", strict=True, parameters=PLACE), Tool("unnamed", strict=True, parameters=unnamed)]  # fmt: skip
+    made, tokenizer = grammar(vocabularies, HERMES, tools=tools[:1], choice=choice)
+    assert accepts(made, tokenizer, calling("place", '{"city": "Bern"}'))
+    assert not accepts(made, tokenizer, calling("place", '{"city": "Bern", "x": 1}'))
+    made, tokenizer = grammar(vocabularies, HERMES, tools=tools[1:], choice=choice)
+    assert accepts(made, tokenizer, calling("unnamed", '{"b": 1}'))
+    assert not accepts(made, tokenizer, calling("unnamed", '{"a": 1}'))
 
 
 def test_a_schema_that_may_name_properties_elsewhere_leaves_them_open(

@@ -29,6 +29,8 @@ from headrace.text.tools.formats import (
 from headrace.text.tools.rules import Rules, any_schema, check, parameters, quoted
 from headrace.values import Tool
 
+MOST_CALLS = 8  # of an answer that may be nothing else: a small model sees no reason to end it
+
 Answer = Schema | Literal["json"] | None
 
 # Keywords by which an object may have properties that are not named beside them.
@@ -47,7 +49,8 @@ def answer_grammar(
 ) -> Grammar | None:
     """The grammar of an answer, or None where any text will do.
 
-    choice: "auto", "none", "required", or a tool's name. parallel: whether more than one call may come. answer: a
+    choice: "auto", "none", "required", or a tool's name. parallel: whether more than one call may come; where nothing
+    but calls may, at most MOST_CALLS. answer: a
     schema, or "json" for any object; with tools to choose from, calls may come in its place. reasoning_open: the prompt
     ends within reasoning; False: the model may begin some itself; None: it does not reason.
 
@@ -65,8 +68,10 @@ def answer_grammar(
         text = _Composer(compiler, form, among, parallel, reasoning_open).text(choice, answer)
         return compiler.composed(text)
 
+    all_held = choice not in ("auto", "none") or answer is not None
+    held = [_held(tool) if all_held or tool.strict else tool for tool in offered]
     try:
-        return composed(offered) if choice in ("auto", "none") else _demanded(offered, composed)
+        return _closest(offered, held, composed)
     except GrammarError:
         check(compiler, offered)
         if answer is not None:
@@ -95,9 +100,10 @@ def _offered(form: Format, tools: Sequence[Tool], choice: str) -> list[Tool]:
     return wanted
 
 
-def _demanded(tools: list[Tool], composed: Callable[[list[Tool]], Grammar]) -> Grammar:
-    """Calls that have to come: of a tool that is not strict, too, as its schema has them, where it can be followed."""
-    held = [_held(tool) for tool in tools]
+def _closest(
+    tools: list[Tool], held: list[Tool], composed: Callable[[list[Tool]], Grammar]
+) -> Grammar:
+    """Calls of the tools as they are `held`, where that can be followed, else as they are."""
     if held == tools:
         return composed(tools)
     try:
@@ -120,12 +126,13 @@ def _demanded(tools: list[Tool], composed: Callable[[list[Tool]], Grammar]) -> G
 
 
 def _held(tool: Tool) -> Tool:
-    """A tool whose schema names its properties, and leaves open only whether there are others: as a strict one."""
+    """A tool whose schema names its properties, and leaves open only whether there are others: as a strict one that
+    has none. So a model that sees no end does not go on inventing some."""
     schema = tool.parameters
     open_ended = (
         any(key in schema for key in _ELSEWHERE) or schema.get("type", "object") != "object"
     )
-    if tool.strict or open_ended or not isinstance(schema.get("properties"), Mapping):
+    if open_ended or not isinstance(schema.get("properties"), Mapping):
         return tool
     return replace(tool, parameters={"additionalProperties": False, **schema}, strict=True)
 
@@ -146,9 +153,12 @@ class _Composer:
         self._tools = tools
         self._parallel = parallel
         self._open = reasoning_open
+        self._again = "*"  # how often a call may follow another
 
     def text(self, choice: str, answer: Answer) -> str:
         rules = self._rules
+        if choice != "auto" or answer is not None:  # no text is there to go on with
+            self._again = f"{{0,{MOST_CALLS - 1}}}"
         said = None if answer is None else rules.compiler.embedded(_schema(answer))
         if self._form.shape == "channels":
             body = self._channels(choice, said)
@@ -192,7 +202,7 @@ class _Composer:
         return self._several(call, "GAP")
 
     def _several(self, call: str, between: str) -> str:
-        return f"{call} ({between} {call})*" if self._parallel else call
+        return f"{call} ({between} {call}){self._again}" if self._parallel else call
 
     def _listed(self, opening: str) -> str:
         one = self._one()
