@@ -146,6 +146,28 @@ def test_text_and_calls_may_mix(vocabularies: Vocabularies) -> None:
             assert not accepts(made, tokenizer, text), text
 
 
+ONE_CALL = {
+    "hermes": CALL,
+    "qwen-xml": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "llama": '{"name": "now", "parameters": {}}',
+    "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
+    "mistral-args": "[TOOL_CALLS]now[ARGS]{}",
+    "harmony": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "now"])
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
+def test_a_call_may_be_all_of_an_answer(
+    vocabularies: Vocabularies, row: Format, choice: str
+) -> None:
+    """The answer may end behind it, whether the tags are control tokens or not."""
+    made, tokenizer = grammar(vocabularies, row, tools=[NOW], choice=choice)
+    assert accepts(made, tokenizer, ONE_CALL[row_name(row).removesuffix("-control")])
+    for text in ("Hi.", "It is { open."):
+        assert accepts(made, tokenizer, text) == (choice == "auto" and row.shape != "channels")
+
+
 def test_a_demand_allows_nothing_but_calls(vocabularies: Vocabularies) -> None:
     made, tokenizer = grammar(vocabularies, HERMES, tools=TOOLS, choice="required")
     assert accepts(made, tokenizer, CALL)

@@ -7,6 +7,7 @@ named.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -225,11 +226,14 @@ class _Composer:
         """Calls, or text that does not begin as one does."""
         rules, form = self._rules, self._form
         keys = "name|parameters|arguments|type|id"
-        rules.add("PROSE", rf'/(?s:.*)/ & ~/\s*\{{\s*"({keys})"(?s:.*)/')
+        prose = rf'/(?s:.*)/ & ~/\s*\{{\s*"({keys})"(?s:.*)/'
         calls = self._several(self._one(), quoted("; "))
         if form.is_control(form.open):
+            rules.add("PROSE", prose)
             return f"(PROSE ({rules.tag(form.open)} {calls})? | {calls})"
-        return f"(PROSE | {rules.up_to('head', form.open)} {calls} | {calls})"
+        # Text up to an ordinary tag would be one lexeme with the calls, which then could not end the answer.
+        rules.add("PROSE", rf"{prose} & ~/(?s:.*){re.escape(form.open)}(?s:.*)/")
+        return f"(PROSE | {calls})"
 
     def _close(self) -> str:
         """The end of a call, line ends around it included."""
