@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError
 from headrace.serve.backend import Backend, Running
-from headrace.serve.dialect import Context, Count, Endpoint, Exchange, Page, Tell
+from headrace.serve.dialect import Context, Count, Counting, Endpoint, Exchange, Page, Tell
 from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.http import guard
@@ -137,24 +137,26 @@ class Served:
         self, endpoint: Endpoint, context: Context, http: HttpRequest, answer: Answer
     ) -> None:
         with self._room.share() as share:
-            data = b""
+            data, arrived = b"", time.monotonic()
             if endpoint.body is not None:
                 check_type(context.headers)
                 data = await received(answer.body(), share)
+                arrived = time.monotonic()  # all of it
             opened = await apart(partial(_opened, endpoint, data, context), len(data))
         if isinstance(endpoint, Page):
             assert isinstance(opened, str)
             await answer.text(opened, endpoint.media_type)
         elif isinstance(opened, dict):
             await answer.json(opened)
-        elif isinstance(endpoint, Count):
-            assert isinstance(opened, Request)
-            self._check(opened)
-            counted = await _while_there(http, self._backend.count(opened))
+        elif isinstance(opened, Counting):
+            assert isinstance(endpoint, Count)
+            self._check(opened.request)
+            answer.headers = self._ignored(opened.ignored, context)
+            counted = await _while_there(http, self._backend.count(opened.request))
             await answer.json(endpoint.whole(counted))
         elif isinstance(opened, Exchange):
             self._check(opened.request)
-            await self._generate(opened, context, http, answer)
+            await self._generate(opened, context, http, answer, arrived)
 
     def _check(self, request: Request) -> None:
         """Refuse what no dialect may ask for."""
@@ -165,13 +167,16 @@ class Served:
             )
 
     async def _generate(
-        self, exchange: Exchange, context: Context, http: HttpRequest, answer: Answer
+        self,
+        exchange: Exchange,
+        context: Context,
+        http: HttpRequest,
+        answer: Answer,
+        arrived: float,
     ) -> None:
-        """Answer until it is complete or the client has left."""
-        answer.headers = self._ignored(exchange, context)
-        running = self._backend.submit(
-            exchange.request, request_id=context.id, arrived=time.monotonic()
-        )
+        """Answer until it is complete or the client has left. arrived: see `Backend.submit`."""
+        answer.headers = self._ignored(exchange.ignored, context)
+        running = self._backend.submit(exchange.request, request_id=context.id, arrived=arrived)
         running = answer.watch.heard(running, exchange.request)
         answering = asyncio.ensure_future(self._tell(exchange, running, http.scope["path"], answer))
         gone = asyncio.ensure_future(_gone(http))
@@ -199,9 +204,9 @@ class Served:
             else:
                 await answer.json(exchange.whole(reply))
 
-    def _ignored(self, exchange: Exchange, context: Context) -> list[tuple[str, str]]:
+    def _ignored(self, ignored: Sequence[str], context: Context) -> list[tuple[str, str]]:
         """The header that names fields without effect; each is logged once."""
-        names = [quote(name[:100], safe="[].") for name in exchange.ignored if name]
+        names = [quote(name[:100], safe="[].") for name in ignored if name]
         for name in names:
             if name not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(name)
@@ -220,7 +225,7 @@ def _endpoint(place: Place, method: str) -> Endpoint | None:
     return place.endpoints.get("GET" if method == "HEAD" else method)
 
 
-def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Request | Json | str:
+def _opened(endpoint: Endpoint, data: bytes, context: Context) -> Exchange | Counting | Json | str:
     body = None if endpoint.body is None else read(endpoint.body, parsed(data))
     return (
         endpoint.answer(body, context)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.serve.events import Event, Failure, Reply
+from headrace.serve.failure import UnknownNameError
 from headrace.serve.request import Json, Request
 from headrace.serve.validation import Wire
 
@@ -83,6 +84,23 @@ class Context:
     path: Mapping[str, str] = field(default_factory=dict)  # parameters of the path
 
 
+def served_name(name: str, card: Card, *, status: int = 400, prefix: str = "") -> str:
+    """The served name that is meant: in any case, with `:latest` behind it or not; without a tag any tag is meant.
+
+    prefix: in front of names where the dialect tells them. Raises UnknownNameError, with `status`.
+    """
+    bare = name.removeprefix(prefix)
+    if bare in card.names:
+        return bare
+    bare = bare.lower().removesuffix(":latest")
+    for served in card.names:
+        base, _, adapter = served.partition("+")
+        untagged = base.partition(":")[0] + (f"+{adapter}" if adapter else "")
+        if bare in (served.lower(), untagged.lower()):
+            return served
+    raise UnknownNameError(name, [prefix + each for each in card.names], status=status)
+
+
 class Exchange(ABC):
     """One generation in a dialect: what is asked, and the bytes that tell what came of it.
 
@@ -121,12 +139,20 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Counting:
+    """A prompt whose tokens are wanted. ignored: see `Exchange`."""
+
+    request: Request
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Count:
     """An endpoint that counts the tokens of a prompt."""
 
     path: str
     body: type[Wire]
-    open: Callable[[Any, Context], Request]
+    open: Callable[[Any, Context], Counting]
     whole: Callable[[int], Json]
     method: Literal["POST"] = "POST"
 

@@ -39,7 +39,7 @@ def counted(**fields: Any) -> Request:
     """What a count asks for."""
     assert isinstance(_COUNT, Count)
     body = {"model": CARD.name, "messages": HI, **fields}
-    return _COUNT.open(read(_COUNT.body, body), CONTEXT)
+    return _COUNT.open(read(_COUNT.body, body), CONTEXT).request
 
 
 def frames(events: Iterable[Event], **fields: Any) -> list[Json]:

@@ -265,7 +265,9 @@ def test_tokens_are_counted() -> None:
     backend = ScriptedBackend(count=41)
     with client(backend) as made:
         fields: Any = {"model": CARD.name, "messages": HI, "system": "Be kind.", "tools": [GET]}
-        counted = made.messages.count_tokens(**fields)
+        raw = made.messages.with_raw_response.count_tokens(**fields, extra_body={"speed": "fast"})
+        assert raw.headers["x-headrace-ignored-fields"] == "speed"
+        counted = raw.parse()
         made.beta.messages.count_tokens(**fields)
     assert counted.input_tokens == 41
     assert backend.requests[0] == backend.requests[1]

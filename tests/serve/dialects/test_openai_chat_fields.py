@@ -209,7 +209,7 @@ def test_what_is_not_offered_has_the_code_of_it(fields: dict[str, Any], code: st
     assert (caught.value.cause, caught.value.place) == (code, next(iter(fields)))
 
 
-@pytest.mark.parametrize("name", ["gpt-4o", "painted", "painted:1m+other", ""])
+@pytest.mark.parametrize("name", ["gpt-4o", "painted:2m", "painted:1m+other", ""])
 def test_a_wrong_model_is_refused_and_the_right_one_named(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         asked(model=name)

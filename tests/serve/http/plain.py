@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.serve.dialect import LINES, Context, Count, Endpoint, Exchange, Generate, Tell
+from headrace.serve.dialect import (
+    LINES,
+    Context,
+    Count,
+    Counting,
+    Endpoint,
+    Exchange,
+    Generate,
+    Tell,
+)
 from headrace.serve.events import Event, Failed, Failure, Finished, Reply, TextDelta
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Image, Json, Request, Text, Turn
@@ -87,7 +96,7 @@ def plain(opening: Callable[[Any, Context], Exchange | Json] = _exchange) -> Any
             Count(
                 "/plain/count",
                 Ask,
-                lambda ask, context: PlainExchange(ask).request,
+                lambda ask, context: Counting(PlainExchange(ask).request),
                 lambda n: {"tokens": n},
             ),
             Tell("GET", "/plain/model", _tell),

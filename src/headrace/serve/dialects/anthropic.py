@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any
 
 from headrace.serve import images
-from headrace.serve.dialect import Context, Count, Exchange, Generate, sse
+from headrace.serve.dialect import Context, Count, Counting, Exchange, Generate, served_name, sse
 from headrace.serve.dialects import anthropic_wire as wire
 from headrace.serve.events import (
     CallDelta,
@@ -25,7 +25,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.history import JOINT, arranged, joined, steady, with_instructions
 from headrace.serve.request import (
     Effort,
@@ -101,8 +101,7 @@ def _open(body: wire.Body, context: Context) -> Messages:
 
 
 def _request(body: wire.Prompt, context: Context, *, limit: int | None = None) -> Request:
-    if body.model not in context.card.names:
-        raise UnknownNameError(body.model, context.card.names, status=404)
+    model = served_name(body.model, context.card, status=404)
     body.check_served()
     tools, hosted = _tools(body.tools or ())
     choice = _choice(body.tool_choice, tools, hosted)
@@ -110,7 +109,7 @@ def _request(body: wire.Prompt, context: Context, *, limit: int | None = None) -
     asked = body.output_config or wire.OutputConfig()
     answer = asked.format or body.output_format
     return Request(
-        model=body.model,
+        model=model,
         turns=_conversation(body),
         tools=tools,
         choice=choice,
@@ -439,7 +438,7 @@ class Messages(Exchange):
         }
 
 
-def _ignored(body: wire.Body) -> tuple[str, ...]:
+def _ignored(body: wire.Prompt) -> tuple[str, ...]:
     """Fields that nobody looks at."""
     return tuple(name for name, value in (body.model_extra or {}).items() if value is not None)
 
@@ -473,11 +472,15 @@ def _frame(kind: str, **fields: Any) -> bytes:
     return sse(json.dumps(data, ensure_ascii=False, separators=(",", ":")), kind)
 
 
+def _count(body: wire.Prompt, context: Context) -> Counting:
+    return Counting(_request(body, context), _ignored(body))
+
+
 def _counted(tokens: int) -> Json:
     return {"input_tokens": tokens}
 
 
 ENDPOINTS = (
     Generate("/v1/messages", wire.Body, _open),
-    Count("/v1/messages/count_tokens", wire.Prompt, _request, _counted),
+    Count("/v1/messages/count_tokens", wire.Prompt, _count, _counted),
 )

@@ -13,7 +13,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, get_args
 
-from headrace.serve.dialect import Card, Context, Endpoint, Exchange, Generate, Tell, one_line, sse
+from headrace.serve.dialect import (
+    Card,
+    Context,
+    Endpoint,
+    Exchange,
+    Generate,
+    Tell,
+    one_line,
+    served_name,
+    sse,
+)
 from headrace.serve.dialects import gateway_wire as wire
 from headrace.serve.dialects.gateway_prompt import Reading, unsupported
 from headrace.serve.events import (
@@ -30,7 +40,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.request import (
     Effort,
     Format,
@@ -119,10 +129,7 @@ def _model(context: Context) -> str:
     name = context.headers.get("ai-language-model-id", "")
     if not name:
         raise RequestError("the header ai-language-model-id is missing", place="model")
-    served = name.removeprefix(f"{PROVIDER}/")
-    if served not in context.card.names:
-        raise UnknownNameError(name, [f"{PROVIDER}/{each}" for each in context.card.names])
-    return served
+    return served_name(name, context.card, prefix=f"{PROVIDER}/")
 
 
 # The request.

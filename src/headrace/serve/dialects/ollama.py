@@ -22,6 +22,7 @@ from headrace.serve.dialect import (
     Generate,
     Tell,
     one_line,
+    served_name,
 )
 from headrace.serve.dialects import ollama_models as models
 from headrace.serve.dialects import ollama_wire as wire
@@ -69,7 +70,7 @@ def error(failure: Failure) -> Json:
 
 
 def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
-    model, effort = models.resolved(body.model, context.card), _effort(body.think, context.card)
+    model, effort = served_name(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     if not body.messages:
         return {**_head(body.model, context), **_message(), "done": True, "done_reason": "load"}
@@ -85,7 +86,7 @@ def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
 
 
 def _generate(body: wire.GenerateBody, context: Context) -> Exchange | Json:
-    model, effort = models.resolved(body.model, context.card), _effort(body.think, context.card)
+    model, effort = served_name(body.model, context.card), _effort(body.think, context.card)
     asked = _asked(body.options, context.card)
     prompt, images = body.prompt or "", body.images or ()
     if body.raw and (body.system or effort or images):

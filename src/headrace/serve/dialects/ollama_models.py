@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from headrace.serve.dialect import Card, Context
+from headrace.serve.dialect import Card, Context, served_name
 from headrace.serve.dialects import ollama_wire as wire
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.request import Json
 
 NEVER = "2200-01-01T00:00:00Z"  # when the model is unloaded; the command line shows "Forever"
-
-
-def resolved(name: str, card: Card, *, status: int = 400) -> str:
-    """The served name that is meant, as Ollama's clients say it: in any case, with `:latest` behind it or not. Without
-    a tag any tag is meant."""
-    if name in card.names:
-        return name
-    bare = name.lower().removesuffix(":latest")
-    for served in card.names:
-        base, _, adapter = served.partition("+")
-        untagged = base.partition(":")[0] + (f"+{adapter}" if adapter else "")
-        if bare in (served.lower(), untagged.lower()):
-            return served
-    raise UnknownNameError(name, card.names, status=status)
 
 
 def time_text(seconds: float) -> str:
@@ -80,7 +66,7 @@ def show(body: wire.ShowBody, context: Context) -> Json:
     card, name = context.card, body.model or body.name
     if not name:
         raise RequestError("model is missing", place="model")
-    served = resolved(name, card, status=404)
+    served = served_name(name, card, status=404)
     return {
         "modelfile": f"FROM {served}\n",
         "parameters": "",

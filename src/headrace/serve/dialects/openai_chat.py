@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from headrace.serve import images
-from headrace.serve.dialect import Context, Exchange, Generate, Tell, one_line, sse
+from headrace.serve.dialect import Context, Exchange, Generate, Tell, one_line, served_name, sse
 from headrace.serve.dialects.openai_chat_wire import (
     AnyMessage,
     AssistantMessage,
@@ -36,7 +36,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.request import (
     Effort,
@@ -73,7 +73,7 @@ class ChatExchange(Exchange):
         self._head: Json = {
             "id": f"chatcmpl-{context.id}",
             "created": int(context.now),
-            "model": body.model,
+            "model": request.model,
             "system_fingerprint": f"fp_{context.card.digest[:16]}",
         }
 
@@ -142,11 +142,10 @@ class ChatExchange(Exchange):
 def opened(body: ChatBody, context: Context) -> ChatExchange:
     """What a body asks for. Raises RequestError."""
     card = context.card
-    if body.model not in card.names:
-        raise UnknownNameError(body.model, card.names)
+    model = served_name(body.model, card)
     tools = _tools(body.tools or ())
     request = Request(
-        model=body.model,
+        model=model,
         turns=_turns(body.messages),
         tools=tools,
         choice=_choice(body, tools),
@@ -189,10 +188,7 @@ def models(_body: None, context: Context) -> Json:
 
 def model(_body: None, context: Context) -> Json:
     """One of them. Raises UnknownNameError."""
-    name = context.path["name"]
-    if name not in context.card.names:
-        raise UnknownNameError(name, context.card.names, status=404)
-    return _model(name, context)
+    return _model(served_name(context.path["name"], context.card, status=404), context)
 
 
 def _model(name: str, context: Context) -> Json:

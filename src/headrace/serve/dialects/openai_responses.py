@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from headrace.serve import images
-from headrace.serve.dialect import Context, Exchange, Generate, Tell, sse
+from headrace.serve.dialect import Context, Exchange, Generate, Tell, served_name, sse
 from headrace.serve.dialects import openai_responses_wire as wire
 from headrace.serve.events import (
     CallDelta,
@@ -29,7 +29,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, UnknownNameError
+from headrace.serve.failure import RequestError
 from headrace.serve.history import JOINT, arranged, joined, with_instructions
 from headrace.serve.request import (
     Format,
@@ -436,9 +436,8 @@ def _status(reason: Reason, called: bool) -> wire.Status:
 
 
 def _open(body: wire.Body, context: Context) -> Exchange:
-    if body.model not in context.card.names:
-        raise UnknownNameError(body.model, context.card.names)
-    return Response(body, context)
+    model = served_name(body.model, context.card)
+    return Response(body.model_copy(update={"model": model}), context)
 
 
 def _absent(_body: None, context: Context) -> Json:
