@@ -289,6 +289,12 @@ class LLM:
         with self._turns.between():
             self.engine.prefixes.clear()
 
+    @property
+    def given_back(self) -> int:
+        """Bytes of the plan that others were given because they needed memory."""
+        governor = self._loaded.governor
+        return 0 if governor is None else governor.given_back
+
     def prompt_ids(
         self,
         prompt: str | bytes,

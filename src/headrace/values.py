@@ -126,15 +126,15 @@ class ExpertStats:
 class GenerationStats:
     """What one generation did. Times in seconds; `fingerprint` hashes the logits of every pick.
 
-    Of `prompt_tokens`, `reused_tokens` were in the KV cache already and were not read again, and
-    `unread_tokens` were not reached before the generation was cancelled, or had no choice left. `prefill_seconds` end
-    with the first token; `decode_seconds` are those of the other `decode_tokens`. `seed` is None where nothing was
-    drawn and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a grammar allowed: they were not
-    picked, and each of the `forced_spans` was read in one pass. `constraint_seconds` went into following the grammar.
-    `saturations` are clipped values of the rows of its own tokens, those of drafts that were wrong left out. `experts`
-    counts what all passes did from its beginning to its end, and so also for generations that shared them.
-    Of `drafted_tokens` that were read on suspicion, `accepted_tokens` were what followed; they differ where "auto"
-    decides by the clock, and nothing else does.
+    Of `prompt_tokens`, `reused_tokens` were in the KV cache already, or (`disk_tokens`) on disk, and were not read
+    again, and `unread_tokens` were not reached before the generation was cancelled, or had no choice left.
+    `prefill_seconds` end with the first token; `decode_seconds` are those of the other `decode_tokens`. `seed` is
+    None where nothing was drawn and none was given. Of `new_tokens`, `forced_tokens` were the only ones that a
+    grammar allowed: they were not picked, and each of the `forced_spans` was read in one pass. `constraint_seconds`
+    went into following the grammar. `saturations` are clipped values of the rows of its own tokens, those of drafts
+    that were wrong left out. `experts` counts what all passes did from its beginning to its end, and so also for
+    generations that shared them. Of `drafted_tokens` that were read on suspicion, `accepted_tokens` were what
+    followed; they differ where "auto" decides by the clock, and nothing else does.
     """
 
     prompt_tokens: int
@@ -146,6 +146,7 @@ class GenerationStats:
     finish_reason: FinishReason
     saturations: Mapping[str, int] = field(default_factory=dict)
     reused_tokens: int = 0
+    disk_tokens: int = 0
     unread_tokens: int = 0
     experts: ExpertStats | None = None
     forced_tokens: int = 0

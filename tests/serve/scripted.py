@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.serve.backend import Progress
 from headrace.serve.dialect import Card
 from headrace.serve.events import Event, Failed, Finished
 from headrace.serve.request import Request
@@ -36,6 +37,7 @@ class ScriptedRunning:
     script: list[Event | float]
     cancelled: bool = False
     taken: list[Event] = field(default_factory=list)
+    progress: Progress = Progress()
 
     async def next(self) -> Event | None:
         while self.script and not self.cancelled:

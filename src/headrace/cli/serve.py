@@ -24,10 +24,9 @@ from headrace.cli.whole import WHOLE
 from headrace.engine.prefix_disk import DiskOptions
 from headrace.errors import SettingError
 from headrace.llm import DEFAULT_MODEL, LLM
-from headrace.memory.inputs import GB, PlanOptions
+from headrace.memory.inputs import PlanOptions
 from headrace.serve.http.server import HOST, PORT
 from headrace.serve.process.run import Opened, Site, run
-from headrace.serve.telemetry.status import Memory
 
 # The first that comes near to an unknown path lends the shape of its error.
 DIALECTS = ("openai_chat", "openai_responses", "anthropic", "ollama", "gateway")
@@ -221,7 +220,6 @@ def _open(asked: Asked) -> Iterator[Opened]:
                 dialects(),
                 counts=lambda: backend.counts,
                 cache_bytes=_cache_bytes(llm, asked.prefix_disk),
-                memory=planned(llm.plan.source, llm.plan.target_bytes, llm.plan.limit_bytes),
             )
         finally:
             backend.close()
@@ -230,16 +228,6 @@ def _open(asked: Asked) -> Iterator[Opened]:
 def dialects() -> list[ModuleType]:
     """The modules that speak to clients."""
     return [importlib.import_module(f"headrace.serve.dialects.{name}") for name in DIALECTS]
-
-
-def planned(source: str, target_bytes: int, limit_bytes: int | None) -> Memory:
-    """How memory was sized, as the status tells it. source, target and limit: see `Plan`."""
-    adaptive = source in ("auto", "memory_limit_gb")
-    return Memory(
-        "auto" if adaptive else "--" + source.replace("_", "-"),
-        target_bytes / GB if adaptive or source == "memory_gb" else None,
-        None if limit_bytes is None else limit_bytes / GB,
-    )
 
 
 def _cache_bytes(llm: LLM, disk: DiskOptions | None) -> dict[str, Callable[[], int]]:

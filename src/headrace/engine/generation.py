@@ -110,7 +110,7 @@ class Generation:
         self._reuse = (reuse or private is not None) and kept is None
         self._private = private
         self._head = head
-        self._reused = 0
+        self._reused = self._from_disk = 0
         self._history = list(prompt)  # and what was generated
         self._prompt_tokens = len(prompt)
         self._key = hash(tuple(prompt))
@@ -191,12 +191,13 @@ class Generation:
             self._times = [time.perf_counter()] * 2
             self._experts_before = self._engine.expert_stats()
         known, sequence = self._history, self._sequence
+        from_disk = 0
         if self._reuse:
-            self._engine.resume(sequence, known[:-1], self._private)
+            from_disk = self._engine.resume(sequence, known[:-1], self._private)
         self._unread = sequence.sync(known[:-1]) + known[-1:]
         self._held = len(sequence)
         if not self.began:
-            self._reused, self.began = self._held, True
+            self._reused, self._from_disk, self.began = self._held, from_disk, True
 
     def leave(self) -> None:
         """Give up the pages between passes; what was read stays for others, and `begin` goes on from there."""
@@ -212,6 +213,16 @@ class Generation:
     def reused(self) -> int:
         """Tokens of the prompt that were not read again; once it began."""
         return self._reused
+
+    @property
+    def from_disk(self) -> int:
+        """Of the tokens that were reused, those that the disk tier held and memory did not."""
+        return self._from_disk
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of the prompt that are behind it now, reused ones included."""
+        return min(self._held or 0, self._prompt_tokens)
 
     @property
     def salt(self) -> bytes:
@@ -420,6 +431,7 @@ class Generation:
         stats = GenerationStats(
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused,
+            disk_tokens=self._from_disk,
             new_tokens=0,
             prefill_seconds=first - start,
             decode_seconds=now - first,

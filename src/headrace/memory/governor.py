@@ -159,8 +159,14 @@ class Governor:
         self._read = read
         self._clock = clock
         self._adaptive = plan.adaptive
+        self._plan = plan
         self._looked_at: float | None = None
         self.state = State(bounds_of(plan, read()), plan.pool_slots)
+
+    @property
+    def given_back(self) -> int:
+        """Bytes of the plan that the pool does not have now."""
+        return (self._plan.pool_slots - self.state.slots) * self._plan.slot_bytes
 
     def between_requests(self) -> Action | None:
         """Look, at most every POLL_S seconds, and act; None where it was not time to look."""

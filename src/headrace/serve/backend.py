@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.serve.dialect import Card
@@ -9,8 +10,20 @@ from headrace.serve.events import Event
 from headrace.serve.request import Request
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where a generation is: tokens of the prompt that are behind it, and of the answer."""
+
+    read_tokens: int = 0
+    new_tokens: int = 0
+
+
 class Running(Protocol):
     """A generation in hand. Used from the event loop."""
+
+    @property
+    def progress(self) -> Progress:
+        """Where it is now, or was when it was cancelled."""
 
     async def next(self) -> Event | None:
         """The next event; None behind `Finished` or `Failed`, and once it was cancelled."""

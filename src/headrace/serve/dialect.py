@@ -25,6 +25,18 @@ DEFAULT_LIMIT = (
 
 
 @dataclass(frozen=True)
+class Memory:
+    """How memory is planned. source: the option that sized the plan, or auto; target_gb: the process's target now, None
+    where experts were counted; limit_gb: the ceiling of an adaptive plan, if it was given; pool_gb: experts kept, now.
+    GB are 10^9 bytes."""
+
+    source: str = "auto"
+    target_gb: float | None = None
+    limit_gb: float | None = None
+    pool_gb: float = 0.0
+
+
+@dataclass(frozen=True)
 class Card:
     """What the server serves, for the endpoints that tell.
 
@@ -42,7 +54,11 @@ class Card:
     digest: str = ""
     num_parameters: int = 0
     size_bytes: int = 0
-    resident_bytes: int = 0
+    resident_bytes: int = 0  # planned, now
+    memory: Memory = Memory()
+    full_prefill_seconds: float | None = (
+        None  # for a window full of new tokens; None: not known yet
+    )
     quantization: str = ""
     architecture: Mapping[str, int | str] = field(default_factory=dict)
     template: str = ""

@@ -31,10 +31,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Started:
-    """The request was admitted; its prompt is being read. The first event."""
+    """The request was admitted; its prompt is being read. The first event. disk_tokens: of those that were cached."""
 
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int = 0
 
 
 @dataclass(frozen=True)

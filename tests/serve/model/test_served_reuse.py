@@ -112,6 +112,9 @@ def test_a_restart_finds_it_on_disk(wild_artifact: Artifact, tmp_path: Path) -> 
             told = ask(server, dialect, asked("What is a weir?"))
             texts.add(told.text)
             assert told.cached == (0 if number == 0 else told.prompt - 1)
+            assert model.engine.stats.disk_tokens == told.cached
+            again = ask(server, dialect, asked("What is a weir?"))
+            assert (again.cached, model.engine.stats.disk_tokens) == (told.prompt - 1, 0)
     assert len(texts) == 1
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import HeadraceError
+from headrace.serve.backend import Progress
 from headrace.serve.events import Event, Failed, Failure, Finished, Started, TextDelta, Usage
 from headrace.serve.process.run import Opened, Site, run
 from headrace.serve.request import Request
@@ -33,6 +34,8 @@ SCRIPTS: dict[str, list[Event | float]] = {
 
 class Slow:
     """Follows a script; what is cancelled ends at once."""
+
+    progress = Progress(6, 1)
 
     def __init__(self, events: list[Event | float]) -> None:
         self._events = events

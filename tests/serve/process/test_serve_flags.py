@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import execute
-from headrace.cli.serve import adapters, planned, served_name
-from headrace.memory.inputs import PlanOptions
-from headrace.serve.telemetry.status import Memory
+from headrace.cli.serve import adapters, served_name
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +62,3 @@ def test_what_clients_call_a_model(tmp_path: Path) -> None:
     assert served_name(str(tmp_path / "tiny-llama")) == "tiny-llama"
     assert served_name(str(tmp_path / "tiny.q4.gguf")) == "tiny.q4"
     assert served_name("tiny+one.gguf") == "tiny-one"
-
-
-@pytest.mark.parametrize(
-    ("options", "memory"),
-    [
-        (PlanOptions(), Memory("auto", 2.0, None)),
-        (PlanOptions(memory_gb=2.0), Memory("--memory-gb", 2.0, None)),
-        (PlanOptions(memory_limit_gb=3.0), Memory("auto", 2.0, 3.0)),
-        (PlanOptions(pool_gb=1.0), Memory("--pool-gb", None, None)),
-        (PlanOptions(experts_per_layer=4), Memory("--experts-per-layer", None, None)),
-    ],
-)
-def test_how_memory_was_planned(options: PlanOptions, memory: Memory) -> None:
-    limit = options.memory_limit_gb
-    assert planned(options.source, 2_000_000_000, limit and round(limit * 10**9)) == memory

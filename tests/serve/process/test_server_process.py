@@ -265,7 +265,7 @@ def test_a_request_is_one_line_of_json_without_its_text(tmp_path: Path) -> None:
     whole = {"dialect": "plain", "endpoint": "/plain/ask", "id": 32, "model": "painted:1m", "prompt_tokens": 10, "cached_tokens": 4}  # fmt: skip
     assert told == [
         {**whole, "status": 200, "new_tokens": 5, "reasoning_tokens": 0, "finish": "stop"},
-        {**whole, "status": 500, "error": "inference_error"},
+        {**whole, "status": 500, "new_tokens": 1, "error": "inference_error"},
         {
             "dialect": "plain",
             "endpoint": "/plain/ask",

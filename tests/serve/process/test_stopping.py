@@ -10,17 +10,17 @@ import httpx
 import pytest
 
 from headrace.serve.app import create_app
+from headrace.serve.backend import Progress
+from headrace.serve.dialect import Memory
 from headrace.serve.events import Event, Failed, Finished, Started, TextDelta, Usage
 from headrace.serve.process.attendant import STOPPING, Attendant
 from headrace.serve.request import Request
-from headrace.serve.telemetry.status import Facts, Memory
+from headrace.serve.telemetry.status import Facts
 from serve.http.plain import plain
 from serve.scripted import ScriptedBackend
 from serve.served import served
 
-FACTS = Facts(
-    "1.2.3", 42, 11434, "painted:1m", 8192, 1_700_000_000, 0.5, Memory("--memory-gb", 12.0)
-)
+FACTS = Facts("1.2.3", 42, 11434, "painted:1m", 8192, 1_700_000_000, 0.5)
 QUICK: list[Event | float] = [
     Started(10, 4),
     TextDelta("answer"),
@@ -35,10 +35,15 @@ class Site:
     """A served application, its attendant, and its clock."""
 
     now: list[float] = field(default_factory=lambda: [100.0])
+    memory: Memory = Memory("--memory-gb", 12.0)
 
     def __post_init__(self) -> None:
         self.attendant = Attendant(
-            FACTS, counts=lambda: (0, 0), cache_bytes={}, clock=lambda: self.now[0]
+            FACTS,
+            counts=lambda: (0, 0),
+            cache_bytes={},
+            memory=lambda: self.memory,
+            clock=lambda: self.now[0],
         )
         self.backend = ScriptedBackend(QUICK)
         self.app = create_app(self.backend, [plain()], observer=self.attendant)
@@ -88,6 +93,10 @@ def test_the_status_in_whole_numbers(site: Site, ask: Callable[..., httpx.Respon
         '"started_at":1700000000,"idle_exit_minutes":0.5,"active_requests":0,"clients":0,"idle_seconds":12,'
         '"stopping":false,"memory_source":"--memory-gb","memory_target_gb":12,"memory_limit_gb":null}'
     )
+    site.memory = Memory("auto", 9.5, 12.0)  # others needed some
+    told = ask("GET", "/headrace/status").json()
+    assert (told["memory_source"], told["memory_target_gb"]) == ("auto", 9.5)
+    assert told["memory_limit_gb"] == 12
 
 
 def test_looking_is_no_use(site: Site, ask: Callable[..., httpx.Response]) -> None:
@@ -125,6 +134,46 @@ def test_a_generation_that_begins_as_the_server_stops_fails(site: Site) -> None:
         site.attendant.stop()
         running = watch.heard(site.backend.submit(REQUEST, request_id="a", arrived=0.0), REQUEST)
         assert asyncio.run(running.next()) == Failed(STOPPING)
+
+
+def test_what_takes_long_is_told_while_it_lasts(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing for ten seconds; then where it is, every ten, and how long its prompt will take at the rate of late."""
+
+    def beaten(now: float) -> list[dict[str, object]]:
+        site.now[0] = now
+        caplog.clear()
+        site.attendant.beat()
+        return [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+
+    caplog.set_level("INFO", "headrace")
+    with site.attendant.request("/plain/ask", "ab") as watch:
+        running = site.backend.submit(REQUEST, request_id="a", arrived=0.0)
+        running.script = [Started(10_000, 2_000, 500), TextDelta("x"), 1.0]
+        heard = watch.heard(running, REQUEST)
+        assert beaten(109.9) == []
+        assert beaten(110.0) == [{"id": "ab", "seconds": 10.0, "phase": "queued"}]
+        asyncio.run(heard.next())
+        assert beaten(119.9) == []
+        running.progress = Progress(4_000)
+        prefill = {"id": "ab", "phase": "prefill", "prompt_tokens": 10_000}
+        assert beaten(120.0) == [{**prefill, "seconds": 20.0, "read_tokens": 4_000, "left": 30.0}]
+        running.progress = Progress(5_000)  # it has become slower
+        assert beaten(130.0) == [{**prefill, "seconds": 30.0, "read_tokens": 5_000, "left": 50.0}]
+        assert beaten(140.0) == [{**prefill, "seconds": 40.0, "read_tokens": 5_000}]
+        asyncio.run(heard.next())
+        running.progress = Progress(10_000, 7)
+        decode = {"id": "ab", "phase": "decode", "prompt_tokens": 10_000, "new_tokens": 7}
+        assert beaten(150.0) == [{**decode, "seconds": 50.0}]
+        site.now[0] = 151.0
+        caplog.clear()
+    (line,) = caplog.records  # its one line, with what there was of it
+    told = line.fields  # type: ignore[attr-defined]
+    assert (told["new_tokens"], told["cached_tokens"], told["disk_tokens"]) == (7, 2_000, 500)
+    assert told["error"] == "client_gone"
+    assert 'headrace_generated_tokens_total{dialect="server"} 7.0' in site.attendant._metrics.text()
+    assert beaten(200.0) == []
 
 
 def test_a_request_that_runs_keeps_the_server(site: Site) -> None:

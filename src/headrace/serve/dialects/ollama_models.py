@@ -51,15 +51,23 @@ def tags(_body: None, context: Context) -> Json:
 
 
 def ps(_body: None, context: Context) -> Json:
-    """`size` is memory in use; nothing of it is a graphics card's."""
+    """`size` is memory that the plan gives the model now; nothing of it is a graphics card's."""
     card = context.card
+    plan = {
+        "source": card.memory.source,
+        "target_gb": card.memory.target_gb,
+        "memory_limit_gb": card.memory.limit_gb,
+        "expert_pool_gb": card.memory.pool_gb,
+    }
+    entry = _listed(card.name, card)
+    entry["details"] = {**entry["details"], "memory_plan": plan}
     more = {
         "size": card.resident_bytes,
         "size_vram": 0,
         "expires_at": NEVER,
         "context_length": card.context_window,
     }
-    return {"models": [{**_listed(card.name, card), **more}]}
+    return {"models": [{**entry, **more}]}
 
 
 def show(body: wire.ShowBody, context: Context) -> Json:
@@ -81,6 +89,7 @@ def show(body: wire.ShowBody, context: Context) -> Json:
         },
         "capabilities": _capabilities(card),
         "max_context_tokens": card.context_window,
+        "est_prefill_s_at_max_context": card.full_prefill_seconds,
         "context_policy": card.context_policy,
     }
 

@@ -19,7 +19,7 @@ from headrace.options import How
 from headrace.serve.dialect import Card
 from headrace.serve.failure import RequestError, UnknownNameError
 from headrace.serve.model.admission import check_items, closing, room, too_late
-from headrace.serve.model.describe import card
+from headrace.serve.model.describe import card, now
 from headrace.serve.model.profiles import sampling_params
 from headrace.serve.model.reader import Reader
 from headrace.serve.model.worker import Job, Worker
@@ -79,7 +79,7 @@ class ModelBackend:
     @property
     def card(self) -> Card:
         """See `Backend`."""
-        return self._card
+        return now(self._card, self._llm, self._worker.pace.seconds(0, self._card.context_window))
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from headrace.artifact.census import format_bytes, num_parameters, tensor_facts
 from headrace.artifact.container import Artifact
 from headrace.llm import LLM
-from headrace.serve.dialect import Card
+from headrace.memory.inputs import GB
+from headrace.serve.dialect import Card, Memory
 from headrace.text.tools.formats import Format
 
 _SHOWN = (
@@ -43,7 +45,6 @@ def card(
         digest=artifact.identity,
         num_parameters=num_parameters(artifact),
         size_bytes=sum(file.nbytes for file in artifact.manifest.files.values()),
-        resident_bytes=llm.plan.ledger.total,
         quantization=_quantization(artifact),
         architecture=_architecture(config),
         template=artifact.template or "",
@@ -51,6 +52,28 @@ def card(
         reasoning=format.think is not None or format.shape == "channels",
         version=version,
         max_prefill_wait=max_prefill_wait,
+    )
+
+
+def now(card: Card, llm: LLM, full_prefill_seconds: float | None) -> Card:
+    """A card with what changes while the model is served."""
+    plan, given_back = llm.plan, llm.given_back
+    adaptive = plan.source in ("auto", "memory_limit_gb")
+    sized = adaptive or plan.source == "memory_gb"
+    memory = Memory(
+        "auto" if adaptive else "--" + plan.source.replace("_", "-"),
+        (plan.target_bytes - given_back) / GB if sized else None,
+        None if plan.limit_bytes is None else plan.limit_bytes / GB,
+        (plan.pool_slots * plan.slot_bytes - given_back) / GB,
+    )
+    resident = plan.ledger.total - given_back
+    return replace(
+        card,
+        resident_bytes=resident,
+        memory=memory,
+        full_prefill_seconds=None
+        if full_prefill_seconds is None
+        else round(full_prefill_seconds, 1),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from headrace.engine.scheduler import Ticket
 from headrace.engine.turns import Turns
 from headrace.errors import HeadraceError
+from headrace.serve.backend import Progress
 from headrace.serve.events import Event, Failed, Finished, Reason, Started, Usage
 from headrace.serve.failure import failure
 from headrace.serve.model.admission import check_wait, closing, too_late
@@ -48,6 +49,7 @@ class Job:
         self.submitted = False
         self.began = False
         self.spoke = False  # a first token came
+        self.new_tokens = 0
         self.ended = False  # for the worker
         self._loop = loop
         self._events: deque[Event] = deque()
@@ -71,6 +73,12 @@ class Job:
         if len(self._events) == MOST_EVENTS // 2 and self._worker is not None:
             self._worker.wake()
         return event
+
+    @property
+    def progress(self) -> Progress:
+        """See `Running`."""
+        read = 0 if self.ticket is None else self.ticket.generation.read_tokens
+        return Progress(read, self.new_tokens)
 
     def cancel(self) -> None:
         """See `Running`."""
@@ -279,6 +287,7 @@ class Worker:
             self._begin(job, ticket)
         while not job.full and not reader.over and (token := ticket.pop()) is not None:
             job.spoke = True
+            job.new_tokens += 1
             for event in reader.push(token.id):
                 job.tell(event)
         if reader.over or ticket.cancelled:
@@ -293,7 +302,7 @@ class Worker:
         if not (ticket.tokens or ticket.ended):
             reading = self.pace.seconds(reused, prompt)
             check_wait(prompt - reused, reading, self._stepped - job.arrived, job.longest)
-        job.tell(Started(prompt, reused))
+        job.tell(Started(prompt, reused, ticket.generation.from_disk))
 
     def _end(self, job: Job, ticket: Ticket, reader: Reader) -> None:
         ticket.close()

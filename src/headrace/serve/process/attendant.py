@@ -7,20 +7,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from headrace.serve.backend import Running
-from headrace.serve.dialect import Context, Endpoint, Page, Tell
+from headrace.serve.backend import Progress, Running
+from headrace.serve.dialect import Context, Endpoint, Memory, Page, Tell
 from headrace.serve.events import Event, Failed, Failure
 from headrace.serve.failure import RequestError
 from headrace.serve.process import clients
 from headrace.serve.process.clients import Client, Clients
 from headrace.serve.process.idle import IdleClock
 from headrace.serve.request import Json, Request
-from headrace.serve.telemetry.account import GONE, Account
+from headrace.serve.telemetry.account import GONE, Account, Fields
 from headrace.serve.telemetry.metrics import MEDIA_TYPE, Metrics
 from headrace.serve.telemetry.observer import Observer, Watch
 from headrace.serve.telemetry.status import METRICS, QUIET, STATUS, Facts, status
 
 STOPPING = Failure(503, "server_stopping", "the server is stopping")
+
+BEAT_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +36,11 @@ class Attendant(Observer):
         *,
         counts: Callable[[], tuple[int, int]],
         cache_bytes: Mapping[str, Callable[[], int]],
+        memory: Callable[[], Memory] = Memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._facts = facts
+        self._memory = memory
         self._clock = clock
         minutes = facts.idle_exit_minutes
         self._idle = IdleClock(clock(), None if minutes is None else minutes * 60)
@@ -57,6 +61,7 @@ class Attendant(Observer):
         self._look()
         return status(
             self._facts,
+            self._memory(),
             active=self._idle.active,
             clients=self._clients.count(),
             idle_seconds=self._idle.idle_seconds(self._clock()),
@@ -67,6 +72,13 @@ class Attendant(Observer):
         """Whether the server has been idle for as long as it may be."""
         self._look()
         return self._idle.due(self._clock())
+
+    def beat(self) -> None:
+        """Tell of every generation that has gone on for a while, again and again."""
+        now = self._clock()
+        for heard in self._running:
+            if told := heard.standing(now):
+                log.info("running", extra={"fields": told})
 
     def stop(self) -> None:
         """From now on nothing begins, and what runs fails."""
@@ -89,6 +101,7 @@ class Attendant(Observer):
                 self._idle.end(now)
             if watch.generation is not None:
                 self._running.discard(watch.generation)
+                watch.account.progress = watch.generation.progress
             watch.account.end(now)
             self._metrics.count(watch.account)
             if not quiet:
@@ -156,6 +169,30 @@ class Heard:
         self._clock = clock
         self._stopped = False
         self._left = False
+        self._told = (
+            account.began,
+            0,
+        )  # when its standing was told last, and how much was read by then
+
+    @property
+    def progress(self) -> Progress:
+        """See `Running`."""
+        return self._running.progress
+
+    def standing(self, now: float) -> Fields:
+        """Where it is, once in BEAT_SECONDS; `left`: seconds of its prefill at the rate of late."""
+        then, before = self._told
+        if now - then < BEAT_SECONDS:
+            return {}
+        account = self._account
+        account.progress = progress = self.progress
+        out = account.standing(now)
+        new = progress.read_tokens - max(before, account.cached_tokens)
+        if out["phase"] == "prefill" and new > 0:
+            unread = account.prompt_tokens - progress.read_tokens
+            out["left"] = round(unread * (now - max(then, account.started or then)) / new, 1)
+        self._told = (now, progress.read_tokens)
+        return out
 
     async def next(self) -> Event | None:
         """See `Running`."""

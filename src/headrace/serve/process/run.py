@@ -30,7 +30,7 @@ from headrace.serve.process.attendant import Attendant
 from headrace.serve.process.ending import Signals
 from headrace.serve.process.lock import Holder
 from headrace.serve.telemetry.log import logging_to
-from headrace.serve.telemetry.status import Facts, Memory
+from headrace.serve.telemetry.status import Facts
 
 GRACE = 2  # seconds for answers to reach their clients once the server stops
 TICK = 1.0  # seconds between looks at the idle clock
@@ -69,7 +69,6 @@ class Opened:
     dialects: Sequence[ModuleType]
     counts: Callable[[], tuple[int, int]]
     cache_bytes: Mapping[str, Callable[[], int]] = field(default_factory=dict)
-    memory: Memory = Memory()
 
 
 def run(site: Site, opening: Callable[[], AbstractContextManager[Opened]]) -> int:
@@ -91,6 +90,7 @@ def run(site: Site, opening: Callable[[], AbstractContextManager[Opened]]) -> in
                         _facts(site, port, opened),
                         counts=opened.counts,
                         cache_bytes=opened.cache_bytes,
+                        memory=lambda: opened.backend.card.memory,
                     )
                     app = create_app(
                         opened.backend, opened.dialects, policy=policy, observer=attendant
@@ -148,14 +148,15 @@ async def _attend(
     site: Site,
     end: Callable[[], None],
 ) -> None:
-    """Say that the server is there, and end it when it was idle for long enough."""
+    """Say that the server is there, tell of what takes long, and end it when it was idle for long enough."""
     while not serving.started:
         await asyncio.sleep(0.01)
     log.info("serving %s on %s", site.model, _url(listener))
     tick = min(TICK, (site.idle_exit or 1) * 6)
-    while site.idle_exit is not None:
+    while True:
         await asyncio.sleep(tick)
-        if attendant.due():
+        attendant.beat()
+        if site.idle_exit is not None and attendant.due():
             log.info(
                 "stopping: no request and no registered process for %g minutes", site.idle_exit
             )
@@ -187,7 +188,6 @@ def _facts(site: Site, port: int, opened: Opened) -> Facts:
         context_window=card.context_window,
         started_at=int(time.time()),
         idle_exit_minutes=site.idle_exit,
-        memory=opened.memory,
     )
 
 

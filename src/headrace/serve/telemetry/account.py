@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.serve.backend import Progress
 from headrace.serve.events import Event, Failed, Finished, Started, Usage
 
 GONE = "client_gone"  # the error of a request whose client left
@@ -28,6 +29,8 @@ class Account:
     usage: Usage | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    disk_tokens: int = 0  # of the cached ones
+    progress: Progress = Progress()  # of a generation, as far as it came
     finish: str | None = None
     error: str | None = None
 
@@ -36,6 +39,7 @@ class Account:
         if isinstance(event, Started):
             self.started = now
             self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
+            self.disk_tokens = event.disk_tokens
             return
         if isinstance(event, Failed):
             self.error = event.failure.code
@@ -52,6 +56,11 @@ class Account:
         unfinished = self.submitted is not None and self.finish is None
         if self.error is None and (self.status is None or unfinished):
             self.error = GONE
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer, or of what there is of one that was given up."""
+        return self.progress.new_tokens if self.usage is None else self.usage.new_tokens
 
     @property
     def first_token_seconds(self) -> float | None:
@@ -84,6 +93,18 @@ class Account:
             out["error"] = self.error
         return out
 
+    def standing(self, now: float) -> Fields:
+        """Where a request is that has not ended: its phase, and how far its prompt is read or its answer has come."""
+        if self.started is None:
+            phase: Fields = {"phase": "queued"}
+        elif self.first is None:
+            phase = {"phase": "prefill", "read_tokens": self.progress.read_tokens}
+        else:
+            phase = {"phase": "decode", "new_tokens": self.new_tokens}
+        if self.started is not None:
+            phase["prompt_tokens"] = self.prompt_tokens
+        return {"id": self.id, "seconds": round(now - self.began, 1), **phase}
+
     def _phases(self, end: float) -> Fields:
         read = end if self.first is None else self.first  # the prompt was
         begun = end if self.started is None else self.started
@@ -96,7 +117,9 @@ class Account:
         if self.first is not None:
             out["decode"] = round(end - self.first, 3)
         out |= {"prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens}
+        if self.disk_tokens:
+            out["disk_tokens"] = self.disk_tokens
+        out["new_tokens"] = self.new_tokens
         if self.usage is not None:
-            out["new_tokens"] = self.usage.new_tokens
             out["reasoning_tokens"] = self.usage.reasoning_tokens
         return out

@@ -65,8 +65,7 @@ class Metrics:
         if account.started is not None:
             self._prompt.labels(account.dialect).inc(account.prompt_tokens)
             self._cached.labels(account.dialect).inc(account.cached_tokens)
-        if account.usage is not None:
-            self._new.labels(account.dialect).inc(account.usage.new_tokens)
+            self._new.labels(account.dialect).inc(account.new_tokens)
         if account.first_token_seconds is not None:
             self._first.observe(account.first_token_seconds)
         if account.decode_rate is not None:

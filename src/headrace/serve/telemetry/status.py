@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace.serve.dialect import Memory
 from headrace.serve.request import Json
 
 SERVER = "headrace"
 STATUS = "/headrace/status"
 METRICS = "/metrics"
 QUIET = (STATUS, METRICS, "/health")  # who only looks does not use the server
-
-
-@dataclass(frozen=True)
-class Memory:
-    """How memory was planned: the option that sized the plan, or auto; the process's target, if it has one; the
-    ceiling of an adaptive one, if it was given. GB are 10^9 bytes."""
-
-    memory_source: str = "auto"
-    memory_target_gb: float | None = None
-    memory_limit_gb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,20 +25,28 @@ class Facts:
     context_window: int
     started_at: int  # Unix seconds
     idle_exit_minutes: float | None = None
-    memory: Memory = Memory()
 
 
-def status(facts: Facts, *, active: int, clients: int, idle_seconds: float, stopping: bool) -> Json:
+def status(
+    facts: Facts,
+    memory: Memory,
+    *,
+    active: int,
+    clients: int,
+    idle_seconds: float,
+    stopping: bool,
+) -> Json:
     """The body of the status."""
     use = {
         "active_requests": active,
         "clients": clients,
         "idle_seconds": int(idle_seconds),
         "stopping": stopping,
+        "memory_source": memory.source,
+        "memory_target_gb": memory.target_gb,
+        "memory_limit_gb": memory.limit_gb,
     }
-    told = asdict(facts)
-    memory = told.pop("memory")
-    return {"server": SERVER, **{k: _whole(v) for k, v in (told | use | memory).items()}}
+    return {"server": SERVER, **{k: _whole(v) for k, v in (asdict(facts) | use).items()}}
 
 
 def _whole(value: Any) -> Any:
