@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import tiny
-
 from headrace.cli import serve as serving
 from headrace.cli.main import execute
 from headrace.cli.serve import Asked, adapters, planned, served_name

@@ -185,6 +185,20 @@ def test_a_result_has_the_name_of_its_own_call_where_ids_recur(name: str) -> Non
     assert open_ids == []
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_nulls_of_schemas_and_arguments_are_written_as_null(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": ["string", "null"], "default": None}},
+    }
+    calling = {"role": "assistant", "content": "", "tool_calls": [call("c", "weather", {"city": None})]}  # fmt: skip
+    turns, tools = conversation(detect(ALL[name]), [USER, calling, result("c", '{"wind": null}')], [Tool("weather", "", schema)])  # fmt: skip
+    text = ChatTemplate(ALL[name], bos="<s>", eos="</s>").render(turns, tools=tools)
+    assert text.count("null") >= 2  # of the call and of its result
+    assert '"default": null' in text or '"default"' not in text
+    assert "None" not in text
+
+
 def test_content_in_parts() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]  # fmt: skip
     turns, _ = conversation(detect(PLAIN), messages, ())
