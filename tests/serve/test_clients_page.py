@@ -9,7 +9,10 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from headrace.cli.serve import PREFILL_MINUTES
 from headrace.serve.dialects import gateway
+from headrace.serve.dialects.openai_chat_wire import ChatBody
+from headrace.serve.validation import read
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text()
 ADDRESS = "http://127.0.0.1:11434"
@@ -20,10 +23,50 @@ def blocks(language: str) -> list[str]:
 
 
 def test_settings_in_json_are_json() -> None:
-    (zed,) = [json.loads(block) for block in blocks("json")]
+    zed, _, _ = [json.loads(block) for block in blocks("json")]
     provider = zed["language_models"]["openai_compatible"]["headrace"]
     assert provider["api_url"] == f"{ADDRESS}/v1"
     assert [model["name"] for model in provider["available_models"]] == ["smollm2:135m"]
+
+
+def test_settings_of_agents_name_one_model_and_this_server() -> None:
+    """For titles and summaries too, with an answer that leaves room in the window."""
+    _, pi, opencode = [json.loads(block) for block in blocks("json")]
+    provider = pi["providers"]["headrace"]
+    (model,) = provider["models"]
+    assert (provider["baseUrl"], provider["api"]) == (f"{ADDRESS}/v1", "openai-completions")
+    assert (model["id"], model["input"]) == ("smollm2:135m", ["text"])
+    assert model["maxTokens"] < model["contextWindow"] == 65536
+    assert opencode["model"] == opencode["small_model"] == "headrace/smollm2:135m"
+    provider = opencode["provider"]["headrace"]
+    assert provider["options"]["baseURL"] == f"{ADDRESS}/v1"
+    assert provider["npm"] == "@ai-sdk/openai-compatible"
+    assert provider["models"]["smollm2:135m"]["limit"] == {"context": 65536, "output": 8192}
+
+
+def test_the_further_bodies_of_hermes_are_fields_of_chat_completions() -> None:
+    """Every task beside the conversation stays here; each timeout is as long as the server's own."""
+    _, hermes = blocks("yaml")
+    assert (
+        f"    base_url: {ADDRESS}/v1\n    api_key: unused\n    api_mode: chat_completions\n"
+        in hermes
+    )
+    assert {float(seconds) for seconds in re.findall(r"timeout: (\d+)", hermes)} == {
+        PREFILL_MINUTES * 60
+    }
+    bodies = re.findall(r"^( +)extra_body:\n((?:\1 +.*\n)+)", hermes, re.M)
+    assert len(bodies) == 3
+    for _, body in bodies:
+        fields = dict(line.split(": ") for line in map(str.strip, body.splitlines()))
+        assert "max_tokens" in fields
+        read(
+            ChatBody,
+            {"model": "m", "messages": [], **{k: json.loads(v) for k, v in fields.items()}},
+        )
+    _, _, tasks = hermes.partition("auxiliary:\n")
+    named = re.findall(r"^  (\w+):(?: \{|\n    )provider: main\b", tasks, re.M)
+    assert named == re.findall(r"^  (\w+):(?! true)", tasks, re.M)
+    assert "approval" in named
 
 
 def test_programs_are_programs_and_ask_this_server() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.serve.app import create_app
+from headrace.serve.app import KEEPALIVE_SECONDS, Served, create_app
 from headrace.serve.dialect import Context, Exchange
 from headrace.serve.events import (
     Event,
@@ -26,6 +26,7 @@ from headrace.serve.http.body import INLINE, MAX_VALUES, Room
 from headrace.serve.request import Json, Request
 from serve.http.plain import Ask, PlainExchange, plain
 from serve.http.wired import Raw, asked, request, wait, wired
+from serve.pages import DOCS
 from serve.scripted import CARD, ScriptedBackend, ScriptedRunning
 
 SCRIPT: list[Event | float] = [Started(3, 0), TextDelta("Hello"), Finished("stop", Usage(3, 0, 1))]
@@ -382,3 +383,11 @@ def test_silence_is_filled() -> None:
         status, body, ended = streamed(port)
     assert (status, ended, body.strip(b"\n")) == (200, True, b'{"text": "So"}\n{"done": "stop"}')
     assert body.startswith(b"\n")
+
+
+def test_silence_lasts_ten_seconds_as_the_page_says() -> None:
+    app = create_app(ScriptedBackend(SCRIPT), [plain()])
+    assert isinstance(app.router.default, Served)
+    assert app.router.default._keepalive == KEEPALIVE_SECONDS == 10.0
+    assert "After ten seconds without a word the server sends" in (DOCS / "api.md").read_text()
+    assert "kept alive with a comment every ten seconds" in (DOCS / "clients.md").read_text()

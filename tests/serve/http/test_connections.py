@@ -16,6 +16,7 @@ from headrace.serve.events import Event, Finished, Started, TextDelta, Usage
 from headrace.serve.http.protocol import Clock, Limits, overdue
 from serve.http.plain import plain
 from serve.http.wired import QUICK, Raw, asked, request, wait, wired
+from serve.pages import DOCS
 from serve.scripted import ScriptedBackend
 
 ASK = b'{"text": "Hi"}'
@@ -310,6 +311,13 @@ def test_what_is_sent_behind_a_refusal_is_bounded() -> None:
 
 
 LIMITS = Limits()
+
+
+def test_what_is_thrown_away_behind_a_refusal_is_as_the_page_says() -> None:
+    found = (LIMITS.ending_bytes, LIMITS.ending_seconds, LIMITS.ending_pause)
+    assert found == (256 << 20, 10.0, 2.0)
+    page = " ".join((DOCS / "http.md").read_text().split())
+    assert "throws away what still comes, up to 256 MiB, 10 s, or 2 s of silence" in page
 
 
 @pytest.mark.parametrize(

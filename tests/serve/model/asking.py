@@ -348,13 +348,20 @@ def _ollama_raw(server: Server, body: Json, *, stream: bool) -> list[Json]:
 # The gateway
 
 
-def gateway_call(server: Server, asked: Asked, *, stream: bool) -> Told:
-    headers = {
+GATEWAY = "/v4/ai/language-model"
+
+
+def gateway_headers(model: str, *, stream: bool) -> dict[str, str]:
+    return {
         "ai-gateway-protocol-version": "0.0.1",
         "ai-language-model-specification-version": "4",
-        "ai-language-model-id": f"headrace/{asked.model}",
+        "ai-language-model-id": f"headrace/{model}",
         "ai-language-model-streaming": str(stream).lower(),
     }
+
+
+def gateway_call(server: Server, asked: Asked, *, stream: bool) -> Told:
+    headers = gateway_headers(asked.model, stream=stream)
     prompt = [
         m if m["role"] == "system" else {**m, "content": [{"type": "text", "text": m["content"]}]}
         for m in asked.messages
@@ -384,7 +391,7 @@ def gateway_call(server: Server, asked: Asked, *, stream: bool) -> Told:
         )
         | asked.more
     )
-    answer = server.http.post("/v4/ai/language-model", headers=headers, json=body)
+    answer = server.http.post(GATEWAY, headers=headers, json=body)
     if answer.status_code != 200:
         raise GatewayError(answer)
     if not stream:

@@ -57,6 +57,20 @@ def test_the_time_runs_out_in_prefill_of_a_stream(endless_artifact: Artifact) ->
         idle(server)
 
 
+def test_keepalives_buy_no_time(
+    endless_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is counted from the arrival, however often a stream was kept alive since."""
+    monkeypatch.setattr("headrace.serve.app.KEEPALIVE_SECONDS", 0.02)
+    with limited(endless_artifact, 0.5) as (server, model):
+        answer = server.http.post("/v1/chat/completions", json=body(LONG, stream=True))
+        *before, last = answer.text.strip().split("\n\n")
+        assert before.count(": keepalive") >= 2
+        assert '"code":"prefill_deadline_exceeded"' in last
+        idle(server)
+        assert model.engine.stats.new_tokens == 0
+
+
 def test_the_time_runs_out_in_line(endless_artifact: Artifact) -> None:
     with (
         limited(endless_artifact, 0.3) as (server, _),

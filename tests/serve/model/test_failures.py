@@ -23,7 +23,17 @@ from headrace.serve.events import Event, Failed, Failure, Finished
 from headrace.serve.model import backend as model_module
 from headrace.serve.model.backend import ModelBackend
 from headrace.serve.request import Request, Sampling, Text, ToolCall, Turn
-from serve.model.asking import ASKS, NAME, Asked, Json, Server, serving, user
+from serve.model.asking import (
+    ASKS,
+    GATEWAY,
+    NAME,
+    Asked,
+    Json,
+    Server,
+    gateway_headers,
+    serving,
+    user,
+)
 from serve.model.test_beside import body, idle, open_request, until
 
 EVERY = pytest.mark.parametrize("dialect", ASKS)
@@ -81,11 +91,13 @@ def test_a_fault_before_the_headers(
     assert ASKS[dialect](wild_server, Asked(user("x"), 8), stream=False).new == 8
 
 
+PROMPT = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
 PATHS: dict[str, tuple[str, Json, str]] = {
     "chat": ("/v1/chat/completions", {"messages": user("x"), "max_tokens": 90}, "[DONE]"),
     "responses": ("/v1/responses", {"input": "x", "max_output_tokens": 90}, "response.completed"),
     "messages": ("/v1/messages", {"messages": user("x"), "max_tokens": 90}, "message_stop"),
     "ollama": ("/api/chat", {"messages": user("x")}, '"done":true'),
+    "gateway": (GATEWAY, {"prompt": PROMPT, "maxOutputTokens": 90}, '"type":"finish"'),
 }
 
 
@@ -99,7 +111,11 @@ def test_a_fault_after_the_headers(
     error, _, _, said = FAULTS[fault]
     with Breaking(wild, error) as breaking:
         breaking.when = lambda work: len(work.sequence) > 60
-        answer = wild_server.http.post(path, json={"model": NAME, "stream": True, **value})
+        if dialect == "gateway":
+            headers = gateway_headers(NAME, stream=True)
+        else:
+            headers, value = {}, {"model": NAME, "stream": True, **value}
+        answer = wild_server.http.post(path, json=value, headers=headers)
     assert answer.status_code == 200
     assert said in answer.text.strip().splitlines()[-1]
     assert success not in answer.text

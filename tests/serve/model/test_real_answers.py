@@ -79,6 +79,18 @@ def test_an_answer_that_the_model_ends(real: LLM, real_server: Server, dialect: 
 
 
 @EVERY
+@pytest.mark.parametrize("limit", [2, 7])
+def test_an_answer_shorter_than_eight_tokens_comes_in_pieces(
+    real: LLM, real_server: Server, dialect: str, limit: int
+) -> None:
+    """Nothing is held back until there is more of it."""
+    told = ask(real_server, dialect, Asked(MESSAGES, limit=limit), stream=True)
+    assert told.new == limit
+    assert told.text == said(real, MESSAGES, max_tokens=limit).text
+    assert 1 < told.pieces <= limit
+
+
+@EVERY
 @STREAM
 def test_no_limit_is_a_quarter_of_the_window_or_512(
     real_server: Server, dialect: str, stream: bool

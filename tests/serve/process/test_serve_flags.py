@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import tiny
+from headrace.cli import serve as serving
 from headrace.cli.main import execute
-from headrace.cli.serve import adapters, served_name
+from headrace.cli.serve import Asked, adapters, served_name
+from headrace.serve.events import Event, Finished
+from headrace.serve.process.run import Opened, Site
+from headrace.serve.request import Request, Text, Turn
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +72,81 @@ def test_what_clients_call_a_model(tmp_path: Path) -> None:
     assert served_name(str(tmp_path / "tiny-llama")) == "tiny-llama"
     assert served_name(str(tmp_path / "tiny.q4.gguf")) == "tiny.q4"
     assert served_name("tiny+one.gguf") == "tiny-one"
+
+
+Opening = Callable[[], AbstractContextManager[Opened]]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Site, Opening]]:
+    """What the command makes of its flags: the site, and what opens the model."""
+    seen: list[tuple[Site, Opening]] = []
+
+    def keep(site: Site, opening: Opening) -> int:
+        seen.append((site, opening))
+        return 0
+
+    def parse(*flags: str) -> tuple[Site, Opening]:
+        assert execute(["serve", *flags]) == 0
+        return seen[-1]
+
+    monkeypatch.setattr(serving, "run", keep)
+    return parse
+
+
+def asked_of(opening: Opening) -> Asked:
+    assert isinstance(opening, partial)
+    (asked,) = opening.args
+    assert isinstance(asked, Asked)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ((), 1800.0),
+        (("--max-prefill-wait", "0"), None),
+        (("--max-prefill-wait", "0.5"), 30.0),
+        (("--max-prefill-wait", "100000"), 6_000_000.0),
+    ],
+)
+def test_the_first_token_has_half_an_hour_and_with_0_any_time(
+    parsed: Callable[..., tuple[Site, Opening]], flags: tuple[str, ...], seconds: float | None
+) -> None:
+    assert asked_of(parsed(*flags)[1]).max_prefill_wait == seconds
+
+
+@pytest.mark.parametrize(
+    ("flags", "minutes"), [((), None), (("--idle-exit", "0"), None), (("--idle-exit", "30"), 30.0)]
+)
+def test_without_minutes_to_be_idle_or_with_0_it_keeps_serving(
+    parsed: Callable[..., tuple[Site, Opening]], flags: tuple[str, ...], minutes: float | None
+) -> None:
+    assert parsed(*flags)[0].idle_exit == minutes
+
+
+def test_no_prefix_cache_reaches_the_model(
+    parsed: Callable[..., tuple[Site, Opening]], tmp_path: Path
+) -> None:
+    """A prompt that comes again is read again; without the flag it is not."""
+    path = tiny.make(tmp_path / "tiny", "llama", max_position_embeddings=1024).path
+    turns = (Turn("user", (Text("What is a weir, and what is a headrace? " * 4),)),)
+    cached = {}
+    for flags in ((), ("--no-prefix-cache",)):
+        _, opening = parsed(str(path), "--threads", "1", "--max-context", "512", *flags)
+        assert asked_of(opening).reuse is not bool(flags)
+        with opening() as opened:
+            for _ in range(2):
+                last = asyncio.run(last_event(opened, Request("tiny", turns, limit=2)))
+                assert isinstance(last, Finished)
+            cached[flags] = last.usage.cached_tokens
+            prompt = last.usage.prompt_tokens
+    assert cached == {(): prompt - 1, ("--no-prefix-cache",): 0}
+
+
+async def last_event(opened: Opened, request: Request) -> Event | None:
+    running = opened.backend.submit(request, request_id="a" * 32, arrived=time.monotonic())
+    last = None
+    while (event := await running.next()) is not None:
+        last = event
+    return last

@@ -162,6 +162,43 @@ def test_a_tool_without_properties_has_an_empty_object() -> None:
     assert tools[0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_result_has_the_name_of_its_own_call_where_ids_recur(name: str) -> None:
+    """Some clients count calls from the beginning in every message."""
+    calls = [[call("1", "weather", {"city": "Paris"}), call("2", "now", {})], [call("1", "now", {}), call("2", "weather", {"city": "Rome"})]]  # fmt: skip
+    said = [{"role": "assistant", "content": "", "tool_calls": both} for both in calls]
+    results = [result("1", "sunny"), result("2", "noon"), result("1", "one"), result("2", "rain")]
+    turns, _ = conversation(detect(ALL[name]), [USER, said[0], *results[:2], said[1], *results[2:]], TOOLS)  # fmt: skip
+    names = {"sunny": "weather", "noon": "now", "one": "now", "rain": "weather"}
+    if not detect(ALL[name]).native:
+        text = "".join(turn["content"] for turn in turns)
+        for content, tool in names.items():
+            assert json.dumps({"name": tool, "content": content}) in text
+        return
+    assert {t["content"]: t["name"] for t in turns if t["role"] == "tool"} == names
+    open_ids: list[str] = []
+    for turn in turns:  # each behind its own call
+        for made in turn.get("tool_calls", ()):
+            open_ids.append(made["id"])
+        if turn["role"] == "tool":
+            open_ids.remove(turn["tool_call_id"])
+    assert open_ids == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nulls_of_schemas_and_arguments_are_written_as_null(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": ["string", "null"], "default": None}},
+    }
+    calling = {"role": "assistant", "content": "", "tool_calls": [call("c", "weather", {"city": None})]}  # fmt: skip
+    turns, tools = conversation(detect(ALL[name]), [USER, calling, result("c", '{"wind": null}')], [Tool("weather", "", schema)])  # fmt: skip
+    text = ChatTemplate(ALL[name], bos="<s>", eos="</s>").render(turns, tools=tools)
+    assert text.count("null") >= 2  # of the call and of its result
+    assert '"default": null' in text or '"default"' not in text
+    assert "None" not in text
+
+
 def test_content_in_parts() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]  # fmt: skip
     turns, _ = conversation(detect(PLAIN), messages, ())
