@@ -24,8 +24,10 @@ from headrace.serve.events import (
     Failed,
     Failure,
     Finished,
+    Reasoning,
     ReasoningDelta,
     Reply,
+    Said,
     Started,
     TextDelta,
     Usage,
@@ -37,6 +39,8 @@ from headrace.serve.request import (
     Json,
     Request,
     Sampling,
+    Text,
+    ToolCall,
     ToolChoice,
 )
 from headrace.values import Tool
@@ -256,14 +260,8 @@ class Call(Exchange):
         self._calls: dict[int, CallStarted] = {}
 
     def whole(self, reply: Reply) -> Json:
-        content: list[Json] = []
-        if reply.reasoning:
-            content.append({"type": "reasoning", "text": reply.reasoning})
-        if reply.text:
-            content.append({"type": "text", "text": reply.text})
-        content += [_call(call.id, call.name, call.arguments) for call in reply.calls]
         return {
-            "content": content,
+            "content": [_said(part) for part in reply.parts],
             **self._end(reply.reason, reply.usage),
             "warnings": self._warnings,
             "response": self._metadata,
@@ -339,6 +337,16 @@ def _timestamp(now: float) -> str:
 
 def _call_id(id: str) -> str:
     return f"call_{id}"
+
+
+def _said(part: Said) -> Json:
+    match part:
+        case Reasoning(text):
+            return {"type": "reasoning", "text": text}
+        case Text(text):
+            return {"type": "text", "text": text}
+        case ToolCall(id, name, arguments):
+            return _call(id, name, arguments)
 
 
 def _call(id: str, name: str, arguments: str) -> Json:
