@@ -293,6 +293,27 @@ def test_an_input_keeps_its_values() -> None:
     json.dumps(message, allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{ "x": 1.0, "x": 2 }', '{ "x": 1.0, "x": 2 }'),
+        ('{"x":-1e999}', '{"x":-1.7976931348623157e+308}'),
+        ('{"x":"\\ud800é"}', '{"x":"\ufffdé"}'),
+        (f'{{"x":{"7" * 5000}}}', '{"x":1.7976931348623157e+308}'),
+    ],
+    ids=["plain", "number", "half", "digits"],
+)
+def test_a_streamed_input_is_read_as_the_whole_one(text: str, told: str) -> None:
+    """By every parser: what few can read is told as what the whole answer has."""
+    events: list[Event] = [CallStarted(0, "c0", "get"), CallDelta(0, text), CallEnded(0, text)]
+    sent = frames([START, *events, finished("tool_calls")], tools=[GET])
+    assert [f["delta"]["partial_json"] for f in sent if "partial_json" in f.get("delta", ())] == [
+        told
+    ]
+    whole = opened().whole(reply([*events, finished("tool_calls")]))
+    assert whole["content"][0]["input"] == json.loads(told)
+
+
 FAILURE = Failure(500, "inference_error", "it broke")
 ERROR = {"type": "error", "error": {"type": "api_error", "message": "it broke"}}
 

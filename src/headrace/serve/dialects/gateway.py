@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, get_args
 
+from headrace.serve.arguments import readable
 from headrace.serve.dialect import Card, Context, Endpoint, Exchange, Generate, Tell, one_line, sse
 from headrace.serve.dialects import gateway_wire as wire
 from headrace.serve.dialects.gateway_prompt import Reading, unsupported
@@ -350,7 +351,8 @@ def _said(part: Said) -> Json:
 
 
 def _call(id: str, name: str, arguments: str) -> Json:
-    return {"type": "tool-call", "toolCallId": _call_id(id), "toolName": name, "input": arguments}
+    told = {"type": "tool-call", "toolCallId": _call_id(id), "toolName": name}
+    return {**told, "input": readable(arguments)}  # the client parses it
 
 
 def _nested(usage: Usage) -> Json:
