@@ -84,6 +84,16 @@ def test_a_first_line_that_always_changes_is_left_out(blocks: tuple[str, ...]) -
     assert with_instructions((late, USER)) == (late, USER)
 
 
+@pytest.mark.parametrize("before", ["", " ", "\t", "\n", "\r\n  "])
+@pytest.mark.parametrize("line", [HEADER, HEADER.upper(), HEADER.title()])
+def test_that_line_is_known_in_any_case_and_behind_blanks(line: str, before: str) -> None:
+    kind = Turn("system", (Text("  Be kind."),))
+    said = Turn("system", (Text(f"{before}{line}\n\n  Be kind."),))
+    assert with_instructions((said, USER)) == (kind, USER)
+    other = Turn("system", (Text(f"{before}my-{line}\nBe kind."),))
+    assert with_instructions((other, USER)) == (other, USER)
+
+
 def test_neighbours_of_one_role_are_joined_and_results_are_not() -> None:
     said = Turn("assistant", (Text("Well"),), reasoning="Hm", calls=(A,))
     turns = (USER, USER, said, Turn("assistant", calls=(B,)), result("a"), result("b"))

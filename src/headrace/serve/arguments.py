@@ -18,6 +18,16 @@ def parsed(text: str) -> Json:
     return mended(value, text)
 
 
+def readable(text: str) -> str:
+    """The text of a JSON object for clients that parse it: itself, unless not every parser reads `parsed` from it."""
+    value = parsed(text)
+    try:
+        same = json.loads(text) == value
+    except ValueError:  # thousands of digits
+        same = False
+    return text if same else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else _finite(digits)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.serve.request import ToolCall
+from headrace.serve.request import Text, ToolCall
 
 # "context": the answer filled the window before its own limit. "stop": the model ended its turn.
 Reason = Literal["stop", "stop_sequence", "tool_calls", "length", "context"]
@@ -120,38 +120,74 @@ Event = (
 
 
 @dataclass(frozen=True)
+class Reasoning:
+    """Some reasoning between two other parts of an answer, never empty."""
+
+    text: str
+
+
+Said = Reasoning | Text | ToolCall
+
+
+@dataclass(frozen=True)
 class Reply:
-    """A finished answer as a whole. calls: those that are complete."""
+    """A finished answer as a whole.
+
+    parts: what was said, in its order; texts that nothing came between are one part, and calls are complete.
+    call_cut: a call that was begun at the end is not among them.
+    """
 
     reason: Reason
     usage: Usage
-    text: str = ""
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    parts: tuple[Said, ...] = ()
     stop: str | None = None
+    call_cut: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of the answer, for dialects that have one field for it."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """All of the reasoning, for dialects that have one field for it."""
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
 def collected(events: Iterable[Event]) -> Reply | Failure:
     """A whole answer from its events."""
-    text: list[str] = []
-    reasoning: list[str] = []
-    started: dict[int, CallStarted] = {}
-    calls: list[ToolCall] = []
+    parts: list[Said] = []
+    kind: type[Reasoning] | type[Text] = Text
+    pieces: list[str] = []  # of the part that grows
+    begun: CallStarted | None = None
     for event in events:
         match event:
             case Failed(failure):
                 return failure
-            case TextDelta(piece):
-                text.append(piece)
-            case ReasoningDelta(piece):
-                reasoning.append(piece)
-            case CallStarted(index=index):
-                started[index] = event
-            case CallEnded(index, arguments):
-                begun = started[index]
-                calls.append(ToolCall(begun.id, begun.name, arguments))
+            case TextDelta(piece) | ReasoningDelta(piece):
+                grows = Text if isinstance(event, TextDelta) else Reasoning
+                if grows is not kind:
+                    parts += _part(kind, pieces)
+                    kind, pieces = grows, []
+                pieces.append(piece)
+            case CallStarted():
+                parts += _part(kind, pieces)
+                begun, pieces = event, []
+            case CallEnded(arguments=arguments) if begun is not None:
+                parts.append(ToolCall(begun.id, begun.name, arguments))
+                begun = None
             case Finished(reason, usage, stop):
-                return Reply(reason, usage, "".join(text), "".join(reasoning), tuple(calls), stop)
+                parts += _part(kind, pieces)
+                return Reply(reason, usage, tuple(parts), stop, begun is not None)
             case _:
                 pass
     raise AssertionError("the events have no end")
+
+
+def _part(kind: type[Reasoning] | type[Text], pieces: Iterable[str]) -> list[Said]:
+    text = "".join(pieces)
+    return [kind(text)] if text else []

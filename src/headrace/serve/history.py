@@ -10,7 +10,8 @@ from headrace.serve.failure import RequestError
 from headrace.serve.request import Part, Text, Turn
 
 JOINT = "\n\n"  # between instructions, and between messages that become one
-# A line of some clients in front of the instructions, new in every conversation: no prefix would ever be reused.
+# A line of some clients in front of the instructions, new in every conversation: no prefix would ever be reused. In
+# any case, and behind any blanks.
 VOLATILE = "x-anthropic-billing-header:"
 
 
@@ -34,9 +35,10 @@ def _instructions(turn: Turn) -> str:
 
 def steady(instructions: str) -> str:
     """Without a first line that changes with every conversation."""
-    if not instructions.startswith(VOLATILE):
+    said = instructions.lstrip()
+    if said[: len(VOLATILE)].lower() != VOLATILE:
         return instructions
-    return instructions.partition("\n")[2].lstrip("\n")
+    return said.partition("\n")[2].lstrip("\n")
 
 
 def joined(turns: Iterable[Turn]) -> tuple[Turn, ...]:

@@ -19,6 +19,7 @@ from headrace.serve.events import (
     Failure,
     Finished,
     Reason,
+    Reasoning,
     ReasoningDelta,
     Reply,
     Started,
@@ -27,7 +28,7 @@ from headrace.serve.events import (
     collected,
 )
 from headrace.serve.failure import RequestError, failure
-from headrace.serve.request import Json, ToolCall
+from headrace.serve.request import Json, Text, ToolCall
 from serve.dialects.anthropic_messages import CARD, CONTEXT, GET, frames, opened, parsed
 
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, new_tokens=6, reasoning_tokens=2)
@@ -261,7 +262,7 @@ def test_a_whole_message() -> None:
 
 
 def test_a_whole_message_with_omitted_thinking() -> None:
-    message = opened(thinking=OMITTED).whole(Reply("stop", USAGE, "a", "Hm"))
+    message = opened(thinking=OMITTED).whole(Reply("stop", USAGE, (Reasoning("Hm"), Text("a"))))
     thought = {"type": "thinking", "thinking": "", "signature": signed("Hm")}
     assert message["content"] == [thought, {"type": "text", "text": "a"}]
 
@@ -269,14 +270,17 @@ def test_a_whole_message_with_omitted_thinking() -> None:
 def test_any_other_display_shows_thinking() -> None:
     for display in ("summarized", "full", None):
         exchange = opened(thinking={"type": "enabled", "budget_tokens": 5, "display": display})
-        assert exchange.whole(Reply("stop", USAGE, "", "Hm"))["content"][0]["thinking"] == "Hm"
+        assert (
+            exchange.whole(Reply("stop", USAGE, (Reasoning("Hm"),)))["content"][0]["thinking"]
+            == "Hm"
+        )
 
 
 def test_an_input_keeps_its_values() -> None:
     text = (
         '{"a":"00123","b":"false","c":1e999,"d":-1e999,"e":123456789012345678901234567890,"f":0.1}'
     )
-    message = opened().whole(Reply("tool_calls", USAGE, calls=(ToolCall("c0", "get", text),)))
+    message = opened().whole(Reply("tool_calls", USAGE, (ToolCall("c0", "get", text),)))
     largest = 1.7976931348623157e308
     assert message["content"][0]["input"] == {
         "a": "00123",
@@ -287,6 +291,27 @@ def test_an_input_keeps_its_values() -> None:
         "f": 0.1,
     }
     json.dumps(message, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{ "x": 1.0, "x": 2 }', '{ "x": 1.0, "x": 2 }'),
+        ('{"x":-1e999}', '{"x":-1.7976931348623157e+308}'),
+        ('{"x":"\\ud800é"}', '{"x":"\ufffdé"}'),
+        (f'{{"x":{"7" * 5000}}}', '{"x":1.7976931348623157e+308}'),
+    ],
+    ids=["plain", "number", "half", "digits"],
+)
+def test_a_streamed_input_is_read_as_the_whole_one(text: str, told: str) -> None:
+    """By every parser: what few can read is told as what the whole answer has."""
+    events: list[Event] = [CallStarted(0, "c0", "get"), CallDelta(0, text), CallEnded(0, text)]
+    sent = frames([START, *events, finished("tool_calls")], tools=[GET])
+    assert [f["delta"]["partial_json"] for f in sent if "partial_json" in f.get("delta", ())] == [
+        told
+    ]
+    whole = opened().whole(reply([*events, finished("tool_calls")]))
+    assert whole["content"][0]["input"] == json.loads(told)
 
 
 FAILURE = Failure(500, "inference_error", "it broke")

@@ -224,6 +224,42 @@ def test_an_answer_is_parsed(of: str) -> None:
     assert schema.schema["required"] == ["x"]
 
 
+def test_an_eager_call_that_was_cut_is_left_out_or_answered_with_an_error() -> None:
+    """The stream cannot take it back; its end says that it may not be whole."""
+    cut: list[Event] = [CallStarted(1, "c1", "get"), CallDelta(1, '{"path":"/a","te')]
+    backend = ScriptedBackend(script(*call(), *cut, reason="length"))
+    asked: dict[str, Any] = {**ASKED, "tools": [{**GET, "eager_input_streaming": True}]}
+    with client(backend) as made:
+        with made.messages.stream(**asked) as stream:
+            final = stream.get_final_message()
+        assert final.stop_reason == "max_tokens"
+        content: list[Any] = [block.model_dump() for block in final.content]
+        assert [block["input"] for block in content] == [{"x": 1}, {"path": "/a"}]
+        whole, last = (
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "", "is_error": error}
+            for block, error in zip(content, (False, True), strict=True)
+        )
+
+        def replay(said: list[Any], *heard: Any) -> None:
+            turns: list[Any] = [
+                *HI,
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": list(heard)},
+            ]
+            made.messages.create(**{**asked, "messages": turns})
+
+        for results in ([whole], []):
+            with pytest.raises(
+                sdk.BadRequestError, match="tool calls without a result: .*toolu_c1"
+            ):
+                replay(content, *results, {"type": "text", "text": "Go on."})
+        replay(content[:-1], whole)
+        replay(content, whole, last)
+    _, without, answered = backend.requests
+    assert [kept.id for kept in without.turns[1].calls] == ["toolu_c0"]
+    assert [turn.text for turn in answered.turns[2:]] == ["", "Error:"]
+
+
 def test_a_schema_is_asked_for() -> None:
     backend = ScriptedBackend(script(TextDelta("{}")))
     schema = {"type": "object", "additionalProperties": False}

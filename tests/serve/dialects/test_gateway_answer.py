@@ -17,13 +17,14 @@ from headrace.serve.events import (
     Failed,
     Failure,
     Finished,
+    Reasoning,
     ReasoningDelta,
     Reply,
     Started,
     TextDelta,
     Usage,
 )
-from headrace.serve.request import ToolCall
+from headrace.serve.request import Text, ToolCall
 from serve.dialects.gateway_calls import ID, MODEL, TOOL, context, frames, opened
 from serve.scripted import CARD
 
@@ -176,7 +177,7 @@ def test_version_2_has_flat_usage_and_a_plain_finish_reason() -> None:
     exchange = opened(headers={"ai_language_model_specification_version": "2"})
     finish = {"type": "finish", "finishReason": "tool-calls", "usage": FLAT}
     assert frames(exchange, [Finished("tool_calls", USAGE)]) == [finish, "[DONE]"]
-    whole = exchange.whole(Reply("length", USAGE, "Hi"))
+    whole = exchange.whole(Reply("length", USAGE, (Text("Hi"),)))
     assert (whole["finishReason"], whole["usage"]) == ("length", FLAT)
 
 
@@ -186,7 +187,9 @@ def test_version_3_is_told_as_version_4() -> None:
 
 
 def test_a_whole_answer() -> None:
-    reply = Reply("tool_calls", USAGE, "So", "Hm", (ToolCall("a", "weather", ARGUMENTS),))
+    reply = Reply(
+        "tool_calls", USAGE, (Reasoning("Hm"), Text("So"), ToolCall("a", "weather", ARGUMENTS))
+    )
     assert opened().whole(reply) == {
         "content": [
             {"type": "reasoning", "text": "Hm"},
@@ -201,7 +204,9 @@ def test_a_whole_answer() -> None:
 
 def test_the_answer_replayed_is_accepted() -> None:
     """What the server says is what it reads, apart from the text that `ai` parses a call's input from."""
-    reply = Reply("tool_calls", USAGE, "So", "Hm", (ToolCall("a", "weather", ARGUMENTS),))
+    reply = Reply(
+        "tool_calls", USAGE, (Reasoning("Hm"), Text("So"), ToolCall("a", "weather", ARGUMENTS))
+    )
     content = opened().whole(reply)["content"]
     result = {"type": "tool-result", "toolCallId": "call_a", "toolName": "weather", "output": {"type": "text", "value": "21"}}  # fmt: skip
     prompt = [

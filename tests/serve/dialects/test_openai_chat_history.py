@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.serve.events import Reply, Usage
+from headrace.serve.events import Reasoning, Reply, Usage
 from headrace.serve.failure import RequestError
 from headrace.serve.request import Image, Text, ToolCall, Turn
 from serve.dialects.chat import USER, asked, called, exchange, result
@@ -119,7 +119,7 @@ def test_arguments_are_replayed_as_they_were_sent(arguments: str) -> None:
 def test_the_servers_own_message_comes_back_unchanged(whole: dict[str, Any]) -> None:
     """With the fields that official clients add to it, null or not."""
     calls = (ToolCall("1", "weather", '{"city":"Bern"}'), ToolCall("2", "weather", "{}"))
-    reply = Reply("tool_calls", Usage(), "Let me see.", "Hm.", calls)
+    reply = Reply("tool_calls", Usage(), (Reasoning("Hm."), Text("Let me see."), *calls))
     message = exchange().whole(reply)["choices"][0]["message"]
     added = {"audio": None, "function_call": None, "parsed": None, **whole}
     got = turns(USER, {**message, **added}, result("call_1"), result("call_2"))

@@ -18,6 +18,7 @@ from headrace.serve.events import (
     Failure,
     Finished,
     Reason,
+    Reasoning,
     ReasoningDelta,
     Reply,
     Started,
@@ -25,7 +26,7 @@ from headrace.serve.events import (
     Usage,
 )
 from headrace.serve.failure import UnknownNameError
-from headrace.serve.request import ToolCall
+from headrace.serve.request import Text, ToolCall
 from serve.dialects.chat import HEAD, MODEL, chunk, context, exchange, frames
 from serve.scripted import CARD
 
@@ -77,7 +78,7 @@ def test_a_whole_reply() -> None:
         "logprobs": None,
         "finish_reason": "stop",
     }
-    assert exchange().whole(Reply("stop", USAGE, "Hi")) == {
+    assert exchange().whole(Reply("stop", USAGE, (Text("Hi"),))) == {
         **HEAD,
         "object": "chat.completion",
         "choices": [choice],
@@ -89,10 +90,10 @@ def test_a_whole_reply() -> None:
     ("reply", "message"),
     [
         (Reply("stop", USAGE), {"content": ""}),
-        (Reply("stop", USAGE, "Hi", "Hm."), {"content": "Hi", "reasoning_content": "Hm."}),
-        (Reply("length", USAGE, "", "Hm."), {"content": "", "reasoning_content": "Hm."}),
+        (Reply("stop", USAGE, (Reasoning("Hm."), Text("Hi"))), {"content": "Hi", "reasoning_content": "Hm."}),
+        (Reply("length", USAGE, (Reasoning("Hm."),)), {"content": "", "reasoning_content": "Hm."}),
         (
-            Reply("tool_calls", USAGE, calls=(ToolCall("a", "f", "{}"),)),
+            Reply("tool_calls", USAGE, (ToolCall("a", "f", "{}"),)),
             {
                 "content": None,
                 "tool_calls": [
@@ -106,7 +107,7 @@ def test_a_whole_reply() -> None:
         ),
         (
             Reply(
-                "tool_calls", USAGE, "So.", calls=(ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"))
+                "tool_calls", USAGE, (Text("So."), ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"))
             ),
             {
                 "content": "So.",
@@ -125,7 +126,9 @@ def test_the_message_of_a_whole_reply(reply: Reply, message: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("reason", "told"), REASONS)
 def test_the_finish_reason_of_a_whole_reply(reason: Reason, told: str) -> None:
-    assert exchange().whole(Reply(reason, USAGE, "Hi"))["choices"][0]["finish_reason"] == told
+    assert (
+        exchange().whole(Reply(reason, USAGE, (Text("Hi"),)))["choices"][0]["finish_reason"] == told
+    )
 
 
 @pytest.mark.parametrize(("reason", "told"), REASONS)

@@ -94,8 +94,8 @@ def test_a_whole_response_is_accepted() -> None:
     assert isinstance(reply, Reply)
     items = opened(tools=TOOLS).whole(reply)["output"]
     turns = asked(tools=TOOLS, input=[HELLO, *items, *OUTPUTS]).turns
-    said = Turn("assistant", (Text("Let me see.\n\n"),), "Hm", ASSISTANT.calls)
-    assert turns == (USER, said, *RESULTS)
+    assert items == output(*BETWEEN)
+    assert turns == (USER, ASSISTANT, *RESULTS)
 
 
 def test_results_may_stand_behind_their_calls() -> None:

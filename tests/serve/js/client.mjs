@@ -73,6 +73,7 @@ function stepped(step) {
   return {
     text: step.text,
     reasoning: step.reasoningText ?? null,
+    said: step.content.filter(({ type }) => type !== 'tool-result').map(({ type, text, input }) => [type, plain(text ?? input)]),
     calls: step.toolCalls.map(({ toolName, toolCallId, input }) => ({ toolName, toolCallId, input: plain(input) })),
     results: step.toolResults.map(({ toolName, output }) => ({ toolName, output: plain(output) })),
     finishReason: step.finishReason,

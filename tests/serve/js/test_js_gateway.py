@@ -21,10 +21,14 @@ from headrace.serve.events import (
     Failed,
     Failure,
     Finished,
+    Reasoning,
     ReasoningDelta,
+    Reply,
+    Said,
     Started,
     TextDelta,
     Usage,
+    collected,
 )
 from headrace.serve.request import (
     Format,
@@ -36,6 +40,7 @@ from headrace.serve.request import (
     ToolChoice,
     Turn,
 )
+from serve.interleaved import SCRIPTS
 from serve.scripted import CARD, ScriptedBackend
 from serve.served import served
 
@@ -203,6 +208,35 @@ def test_a_loop_of_tools(program: Run, sdk: str, call: str) -> None:
             for id, city in (("call_a", "Ulm"), ("call_b", "Bern"))
         ),
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["reasoning between calls", "text around calls", "text around reasoning"]
+)
+def test_forms_of_the_gateway(program: Run, sdk: str, name: str) -> None:
+    """Both keep the order of what was said, and replay it alike."""
+    told, replays = [], []
+    for call in ("generateText", "streamText"):
+
+        def script(request: Request) -> Sequence[Event | float]:
+            return SCRIPTS[name] if len(request.turns) == 1 else HELLO
+
+        with asked(program, script) as (run, backend):
+            steps = run(sdk=sdk, call=call, prompt="Hi", tools=["weather"])["steps"]
+        told.append(steps[0]["said"])
+        replays.append(backend.requests[1:])
+    assert told[0] == told[1]
+    assert [kind for kind, _ in told[0]] == [
+        {Reasoning: "reasoning", Text: "text", ToolCall: "tool-call"}[type(part)]
+        for part in parts(name)
+    ]
+    assert replays[0] == replays[1]
+
+
+def parts(name: str) -> tuple[Said, ...]:
+    reply = collected(SCRIPTS[name])
+    assert isinstance(reply, Reply)
+    return reply.parts
 
 
 def test_the_parts_of_a_streamed_call(program: Run, sdk: str) -> None:

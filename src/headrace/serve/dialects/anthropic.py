@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
 from headrace.serve import images
+from headrace.serve.arguments import parsed, readable
 from headrace.serve.dialect import Context, Count, Counting, Exchange, Generate, served_name, sse
 from headrace.serve.dialects import anthropic_wire as wire
 from headrace.serve.events import (
@@ -19,8 +19,10 @@ from headrace.serve.events import (
     Failed,
     Failure,
     Finished,
+    Reasoning,
     ReasoningDelta,
     Reply,
+    Said,
     Started,
     TextDelta,
     Usage,
@@ -44,7 +46,6 @@ from headrace.values import Tool
 
 # Types of tools that the API runs itself, with the date of a version behind them.
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
-LARGEST = 1.7976931348623157e308
 # Budgets of thinking below which an effort is enough, in tokens.
 BUDGETS: tuple[tuple[int, Effort], ...] = ((4_096, "low"), (16_384, "medium"), (65_536, "high"))
 STOPS = {
@@ -208,7 +209,7 @@ def _conversation(body: wire.Prompt) -> tuple[Turn, ...]:
 def _plain(content: str | Sequence[Any]) -> str:
     """The text of instructions."""
     if isinstance(content, str):
-        return content
+        return steady(content)
     texts = [steady(block.text) for block in content if isinstance(block, wire.TextBlock)]
     return JOINT.join(filter(None, texts))
 
@@ -338,16 +339,17 @@ class Messages(Exchange):
         self._ended = False
 
     def whole(self, reply: Reply) -> Json:
-        content: list[Json] = []
-        if reply.reasoning:
-            content.append(_thinking("" if self._omitted else reply.reasoning, reply.reasoning))
-        if reply.text:
-            content.append({"type": "text", "text": reply.text})
-        for call in reply.calls:
-            given = json.loads(call.arguments, parse_float=_number)
-            content.append(_tool_use(call.id, call.name, given))
-        message = self._message(content, _usage(reply.usage))
+        message = self._message([*map(self._said, reply.parts)], _usage(reply.usage))
         return {**message, "stop_reason": STOPS[reply.reason], "stop_sequence": reply.stop}
+
+    def _said(self, part: Said) -> Json:
+        match part:
+            case Reasoning(text):
+                return _thinking("" if self._omitted else text, text)
+            case Text(text):
+                return {"type": "text", "text": text}
+            case ToolCall(call_id, name, arguments):
+                return _tool_use(call_id, name, parsed(arguments))
 
     def push(self, event: Event) -> Iterator[bytes]:
         if self._ended:
@@ -396,7 +398,7 @@ class Messages(Exchange):
             case CallEnded(arguments=arguments):
                 if self._block != "tool_use" and self._call is not None:
                     yield from self._begin_call(self._call)
-                    yield self._delta("input_json_delta", partial_json=arguments)
+                    yield self._delta("input_json_delta", partial_json=readable(arguments))
                 yield from self._close()
 
     def _begin_call(self, call: CallStarted) -> Iterator[bytes]:
@@ -449,12 +451,6 @@ def _thinking(shown: str, reasoning: str) -> Json:
 
 def _tool_use(call_id: str, name: str, given: Json) -> Json:
     return {"type": "tool_use", "id": f"toolu_{call_id}", "name": name, "input": given}
-
-
-def _number(text: str) -> float:
-    """A number of JSON; one that no client can hold is the largest one."""
-    value = float(text)
-    return value if isfinite(value) else (LARGEST if value > 0 else -LARGEST)
 
 
 def _usage(usage: Usage) -> Json:

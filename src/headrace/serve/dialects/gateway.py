@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, get_args
 
+from headrace.serve.arguments import readable
 from headrace.serve.dialect import (
     Card,
     Context,
@@ -34,8 +35,10 @@ from headrace.serve.events import (
     Failed,
     Failure,
     Finished,
+    Reasoning,
     ReasoningDelta,
     Reply,
+    Said,
     Started,
     TextDelta,
     Usage,
@@ -47,6 +50,8 @@ from headrace.serve.request import (
     Json,
     Request,
     Sampling,
+    Text,
+    ToolCall,
     ToolChoice,
 )
 from headrace.values import Tool
@@ -263,14 +268,8 @@ class Call(Exchange):
         self._calls: dict[int, CallStarted] = {}
 
     def whole(self, reply: Reply) -> Json:
-        content: list[Json] = []
-        if reply.reasoning:
-            content.append({"type": "reasoning", "text": reply.reasoning})
-        if reply.text:
-            content.append({"type": "text", "text": reply.text})
-        content += [_call(call.id, call.name, call.arguments) for call in reply.calls]
         return {
-            "content": content,
+            "content": [_said(part) for part in reply.parts],
             **self._end(reply.reason, reply.usage),
             "warnings": self._warnings,
             "response": self._metadata,
@@ -348,8 +347,19 @@ def _call_id(id: str) -> str:
     return f"call_{id}"
 
 
+def _said(part: Said) -> Json:
+    match part:
+        case Reasoning(text):
+            return {"type": "reasoning", "text": text}
+        case Text(text):
+            return {"type": "text", "text": text}
+        case ToolCall(id, name, arguments):
+            return _call(id, name, arguments)
+
+
 def _call(id: str, name: str, arguments: str) -> Json:
-    return {"type": "tool-call", "toolCallId": _call_id(id), "toolName": name, "input": arguments}
+    told = {"type": "tool-call", "toolCallId": _call_id(id), "toolName": name}
+    return {**told, "input": readable(arguments)}  # the client parses it
 
 
 def _nested(usage: Usage) -> Json:

@@ -23,6 +23,7 @@ from headrace.serve.events import (
     Failure,
     Finished,
     Reason,
+    Reasoning,
     ReasoningDelta,
     Reply,
     Started,
@@ -276,21 +277,18 @@ class Response(Exchange):
     # A whole response.
 
     def whole(self, reply: Reply) -> Json:
-        """The response object: reasoning, then the answer, then calls."""
-        status = _status(reply.reason, bool(reply.calls))
-        texts: list[tuple[wire.TextKind, str]] = [
-            ("reasoning", reply.reasoning),
-            ("message", reply.text),
-        ]
-        said = [(kind, text) for kind, text in texts if text]
-        for kind, text in said:
-            cut = status == "incomplete" and kind == said[-1][0]
-            item_id = self._item_id(kind)
-            self._output.append(
-                wire.text_item(kind, item_id, text, "incomplete" if cut else "completed")
-            )
-        self._output += [self._call_item(call) for call in reply.calls]
-        return self._ended(status, reply.usage)
+        """The response object that a stream ends with."""
+        last = len(reply.parts) - 1
+        for i, part in enumerate(reply.parts):
+            if isinstance(part, ToolCall):
+                self._output.append(self._call_item(part))
+                continue
+            # A limit cuts what grows when it comes; where that is a call, it is not told.
+            cut = _cut(reply.reason) and i == last and not reply.call_cut
+            status: wire.Status = "incomplete" if cut else "completed"
+            kind: wire.TextKind = "reasoning" if isinstance(part, Reasoning) else "message"
+            self._output.append(wire.text_item(kind, self._item_id(kind), part.text, status))
+        return self._ended(_status(reply.reason, bool(reply.calls)), reply.usage)
 
     def _item_id(self, kind: wire.TextKind) -> str:
         prefix = "rs" if kind == "reasoning" else "msg"
@@ -344,8 +342,7 @@ class Response(Exchange):
                 yield from self._call(ToolCall(begun.id, begun.name, arguments))
             case Finished(reason, usage):
                 status = _status(reason, self._called)
-                cut = reason in ("length", "context")
-                yield from self._close("incomplete" if cut else "completed")
+                yield from self._close("incomplete" if _cut(reason) else "completed")
                 yield self._frame(f"response.{status}", response=self._ended(status, usage))
             case Failed(failure):
                 yield self._failed(failure)
@@ -432,7 +429,12 @@ class Response(Exchange):
 
 def _status(reason: Reason, called: bool) -> wire.Status:
     """A cut answer is complete once a call in it is."""
-    return "incomplete" if reason in ("length", "context") and not called else "completed"
+    return "incomplete" if _cut(reason) and not called else "completed"
+
+
+def _cut(reason: Reason) -> bool:
+    """Whether a limit ended the answer."""
+    return reason in ("length", "context")
 
 
 def _open(body: wire.Body, context: Context) -> Exchange:
