@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_a_flipped_byte_is_read_or_refused(name: str) -> None:
             assert found.media_type.startswith("image/")
 
 
+def png(*chunks: tuple[bytes, bytes], colour: int = 2) -> bytes:
+    """A PNG of 2 x 3 pixels, of a header and these chunks."""
+    head = (b"IHDR", struct.pack(">IIBBBBB", 2, 3, 8, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in (head, *chunks)
+    )
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -95,9 +105,12 @@ def test_a_flipped_byte_is_read_or_refused(name: str) -> None:
         ),
         (b"\xff\xd8" + b"\xff\x01" * MAX_BLOCKS, "JPEG: more than 262,144 blocks"),
         (b"\x89PNG\r\n\x1a\n" + bytes(24), "PNG: it does not begin with IHDR"),
+        (png(*[(b"tEXt", b"")] * MAX_BLOCKS), "PNG: more than 262,144 blocks"),
+        (png((b"IEND", b"")), "PNG: no picture"),
+        (png((b"IDAT", b"x"), (b"IEND", b""), colour=9), "PNG: it has no colours of type 9"),
         (
-            b"\x89PNG\r\n\x1a\n\0\0\0\0IHDR" + bytes(12 * MAX_BLOCKS + 99),
-            "PNG: more than 262,144 blocks",
+            png((b"IDAT", b"x"), (b"IEND", b"")).replace(b"IDATx", b"IDATy"),
+            "PNG: the checksum of its chunk at byte 33 is wrong",
         ),
         (b"GIF89a" + bytes(7) + b";", "GIF: no picture"),
         (b"GIF89a" + bytes(7) + b"x", "GIF: no block at byte 13"),

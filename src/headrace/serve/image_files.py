@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,13 @@ MAX_SCANS = 200  # of a progressive JPEG: each costs a pass over all pixels, how
 _SCAN_END = re.compile(
     rb"\xff+[^\x00\xd0-\xd7\xff]"
 )  # a marker that is neither stuffing nor a restart
+_DEPTHS = {
+    0: (1, 2, 4, 8, 16),
+    2: (8, 16),
+    3: (1, 2, 4, 8),
+    4: (8, 16),
+    6: (8, 16),
+}  # PNG, by kind of colour
 _NO_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -97,18 +105,26 @@ def _jpeg(data: bytes) -> tuple[int, int]:
 
 
 def _png(data: bytes) -> tuple[int, int]:
-    at, blocks = 8, 0
+    at, blocks, pixels = 8, 0, False
     if data[12:16] != b"IHDR":
         raise _damaged("PNG", "it does not begin with IHDR")
     while True:
         blocks = _counted("PNG", blocks)
         (length,) = _unpack(">I", data, at)
-        name, at = data[at + 4 : at + 8], at + 12 + length
+        name, begin, at = data[at + 4 : at + 8], at + 4, at + 12 + length
         if at > len(data):
             raise _CutError
+        if zlib.crc32(data[begin : at - 4]) != _unpack(">I", data, at - 4)[0]:
+            raise _damaged("PNG", f"the checksum of its chunk at byte {begin - 4} is wrong")
+        pixels = pixels or name == b"IDAT"
         if name == b"IEND":
-            width, height = _unpack(">II", data, 16)
-            return width, height
+            break
+    width, height, depth, colour = _unpack(">IIBB", data, 16)
+    if depth not in _DEPTHS.get(colour, ()):
+        raise _damaged("PNG", f"it has no colours of type {colour} with {depth} bits")
+    if not pixels:
+        raise _damaged("PNG", "no picture in it")
+    return width, height
 
 
 def _gif(data: bytes) -> tuple[int, int]:
