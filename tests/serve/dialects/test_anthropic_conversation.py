@@ -281,7 +281,7 @@ UNKNOWN = {"type": "container_upload", "file_id": "f"}
         ([user({"type": "document", "source": {"type": "disk"}})],
          "messages[0].content[0].source: input tag 'disk'"),
         ([user("a"), assistant({**USED, "input": "{}"}), user(result())],
-         "messages[1].content[0].input: input should be a valid dictionary"),
+         "messages[1].content[0].input: input should be an object"),
         ([user("a"), assistant({**USED, "input": {"x": float("inf")}}), user(result())],
          "the input of 'toolu_1' has a number out of range"),
         ([user("a"), assistant(USED), user("b")], "tool calls without a result: 'toolu_1'"),
