@@ -231,7 +231,10 @@ class Union(Wire):
         ([{"type": "said", "more": ""}], "blocks[0].said is missing"),
         ([{"type": "said", "said": ""}], "blocks[0].more is missing"),
         ([{"type": "said", "said": "", "more": "", "x": 1}], "unknown field blocks[0].x"),
-        ([{"type": "none"}], "blocks[0]: input tag 'none' found using 'type' does not match"),
+        ([{"type": None}], "blocks[0].type is missing"),
+        ([{"said": ""}], "blocks[0].type is missing"),
+        ([None], "blocks[0]: input should be an object"),
+        ([{"type": "none"}], "blocks[0].type: 'none' is none of 'said', 'shown'"),
         ([{"type": "shown", "inner": {"model": "m"}}], "blocks[0].inner.parts is missing"),
     ],
 )

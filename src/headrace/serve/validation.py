@@ -164,8 +164,10 @@ _SAID = {
 
 def _refusal(error: ValidationError, value: object) -> RequestError:
     # Of a union's branches, the one that went furthest says what is wrong.
-    found = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
+    found = max(error.errors(include_url=False), key=lambda e: len(e["loc"]))
     place = _place(found, value)
+    if found["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return _kind_refusal(found["ctx"], place)
     if found["type"] == "extra_forbidden":
         return RequestError(f"unknown field {place}", code=UNSUPPORTED, place=place)
     if found["type"] == "missing":
@@ -173,6 +175,17 @@ def _refusal(error: ValidationError, value: object) -> RequestError:
     said = _SAID.get(found["type"]) or found["msg"].removeprefix("Value error, ")
     code = UNSUPPORTED if found["type"] == UNSUPPORTED else INVALID
     return RequestError(f"{place}: {said[:1].lower()}{said[1:]}"[:600], code=code, place=place)
+
+
+def _kind_refusal(union: dict[str, Any], place: str) -> RequestError:
+    """Of an object, one of several kinds, whose field that tells them apart is missing or has none of their names."""
+    field = union["discriminator"].strip("'")
+    place = f"{place}.{field}"
+    kind = union.get("tag", "None")
+    if kind == "None":  # as null is told; no kind is called so
+        return RequestError(f"{place} is missing", place=place)
+    said = f"{place}: {kind!r:.100} is none of {union['expected_tags']}"
+    return RequestError(said[:600], place=place)
 
 
 def _place(found: ErrorDetails, value: object) -> str:
