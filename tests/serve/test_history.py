@@ -19,12 +19,12 @@ def result(call_id: str, text: str = "1") -> Turn:
 
 def test_results_take_the_order_of_their_calls() -> None:
     turns = (USER, CALLS, result("b"), result("a"))
-    assert arranged(turns) == (USER, CALLS, result("a"), result("b"))
+    assert arranged(turns, "messages") == (USER, CALLS, result("a"), result("b"))
 
 
 def test_ids_may_recur_in_a_later_turn() -> None:
     turns = (USER, CALLS, result("b"), result("a"), CALLS, result("a"), result("b"), USER)
-    assert [turn.call_id for turn in arranged(turns)] == [
+    assert [turn.call_id for turn in arranged(turns, "messages")] == [
         None,
         None,
         "a",
@@ -51,8 +51,8 @@ def test_ids_may_recur_in_a_later_turn() -> None:
 )
 def test_what_cannot_be_paired_is_refused(turns: tuple[Turn, ...], said: str) -> None:
     with pytest.raises(RequestError, match=said) as caught:
-        arranged(turns)
-    assert caught.value.status == 400
+        arranged(turns, "messages")
+    assert (caught.value.status, caught.value.place) == (400, "messages")
 
 
 def test_instructions_in_front_become_one_and_later_ones_the_users() -> None:
@@ -111,5 +111,5 @@ def test_a_long_run_of_one_role_and_many_calls_take_linear_time() -> None:
     assert len(turn.parts) == 2 * many - 1
     calls = tuple(ToolCall(str(i), "f", "{}") for i in range(many))
     results = [result(call.id, call.id) for call in reversed(calls)]
-    turns = arranged([USER, Turn("assistant", calls=calls), *results])
+    turns = arranged([USER, Turn("assistant", calls=calls), *results], "messages")
     assert [turn.text for turn in turns[2:]] == [call.id for call in calls]

@@ -8,7 +8,17 @@ import pytest
 from pydantic import Field
 
 from headrace.serve.failure import RequestError
-from headrace.serve.validation import MAX_DEPTH, MAX_VALUES, Offered, OpenWire, Wire, decoded, read
+from headrace.serve.validation import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_VALUES,
+    Offered,
+    Only,
+    OpenWire,
+    Wire,
+    decoded,
+    read,
+)
 
 
 class Part(Wire):
@@ -25,6 +35,11 @@ class Body(Wire):
 
 class Open(OpenWire):
     model: str
+
+
+def test_the_longest_number_is_read() -> None:
+    digits = "9" * MAX_DIGITS
+    assert decoded(f'{{"a": [{digits}, -{digits}]}}'.encode()) == {"a": [int(digits), -int(digits)]}
 
 
 def test_a_body_is_read() -> None:
@@ -55,11 +70,14 @@ def test_half_a_surrogate_pair_is_a_replacement_character(sent: str, read_as: st
         (b'{"a": 1, "a": 2}', "a key occurs twice"),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": [1e999]}', "the number 1e999 is out of range"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a\\ud800": 1, "a\\ud801": 2}', "not JSON: a key occurs twice in one object"),
+        (b'{"b": [{"\\udfff": 1, "\xef\xbf\xbd": 2}]}', "not JSON: a key occurs twice in one object"),
+        (b'{"a": [' + b"9" * 4301 + b"]}", "^a number of the body has 4,301 digits; at most 4,300 may be$"),
+        (b'{"a": -' + b"9" * 5000 + b"}", "^a number of the body has 5,000 digits"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested deeper"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_body_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         decoded(body)
@@ -70,6 +88,10 @@ def test_what_is_no_body_is_refused(body: bytes, said: str) -> None:
     [
         ({"parts": ""}, "model is missing", "model"),
         ({"model": "m", "parts": "", "n": 1}, "unknown field n", "n"),
+        ({"model": None, "parts": ""}, "model is missing", "model"),
+        ({"model": "m", "parts": None}, "parts is missing", "parts"),
+        ({"model": "m", "parts": [{"type": None}]}, "parts[0].type is missing", "parts[0].type"),
+        ({"model": "m", "parts": [None]}, "parts[0]: input should be an object", "parts[0]"),
         ({"model": 1, "parts": ""}, "model: input should be a valid string", "model"),
         ({"model": "m", "parts": "", "limit": "1"}, "limit: input should be a valid integer", "limit"),
         ({"model": "m", "parts": "", "warmth": 10**400}, "warmth: input should be a valid number", "warmth"),
@@ -97,6 +119,48 @@ def test_null_is_unset_of_unknown_fields_too_and_kept_in_free_json() -> None:
     assert read(Open, {"model": "m", "new": None}).model_extra == {}
     with pytest.raises(RequestError, match=r"unknown field parts\[0\].new"):
         read(Free, {"schema": {}, "parts": [part | {"new": 0}], "other": None})
+
+
+class Few(Wire):
+    one: Annotated[int, Only(1)] | None = None
+    off: Annotated[bool, Only(False)] | None = None
+    none: Annotated[float, Only(0, "there is no more")] | None = None
+    empty: Annotated[list[int], Only(())] | None = None
+    free: Annotated[dict[str, int], Only(())] | None = None
+    text: Annotated[str, Only("")] | None = None
+
+
+def test_the_only_value_is_read() -> None:
+    told = {"one": 1, "off": False, "none": 0, "empty": [], "free": {}, "text": ""}
+    assert read(Few, told).model_dump() == told
+    assert read(Few, {"none": -0.0}).none == 0
+    assert read(Few, dict.fromkeys(told)) == Few()
+
+
+@pytest.mark.parametrize(
+    ("value", "said", "code"),
+    [
+        ({"one": True}, "one: input should be a valid integer", "invalid_request"),
+        ({"one": 2}, "one: only 1 is supported", "unsupported_field"),
+        ({"off": 0}, "off: input should be a valid boolean", "invalid_request"),
+        ({"off": True}, "off: only false is supported", "unsupported_field"),
+        ({"none": False}, "none: input should be a valid number", "invalid_request"),
+        ({"none": 0.5}, "none: only 0 is supported: there is no more", "unsupported_field"),
+        ({"empty": False}, "empty: input should be a valid list", "invalid_request"),
+        ({"empty": [0]}, "empty: has to be empty", "unsupported_field"),
+        ({"free": []}, "free: input should be an object", "invalid_request"),
+        ({"free": {"a": 1}}, "free: has to be empty", "unsupported_field"),
+        ({"text": []}, "text: input should be a valid string", "invalid_request"),
+        ({"text": "a"}, "text: has to be empty", "unsupported_field"),
+    ],
+)
+def test_what_is_not_the_only_value_is_refused(
+    value: dict[str, object], said: str, code: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(Few, value)
+    assert (caught.value.message, caught.value.cause) == (said, code)
+    assert caught.value.place == next(iter(value))
 
 
 class Some(Wire):
@@ -167,7 +231,10 @@ class Union(Wire):
         ([{"type": "said", "more": ""}], "blocks[0].said is missing"),
         ([{"type": "said", "said": ""}], "blocks[0].more is missing"),
         ([{"type": "said", "said": "", "more": "", "x": 1}], "unknown field blocks[0].x"),
-        ([{"type": "none"}], "blocks[0]: input tag 'none' found using 'type' does not match"),
+        ([{"type": None}], "blocks[0].type is missing"),
+        ([{"said": ""}], "blocks[0].type is missing"),
+        ([None], "blocks[0]: input should be an object"),
+        ([{"type": "none"}], "blocks[0].type: 'none' is none of 'said', 'shown'"),
         ([{"type": "shown", "inner": {"model": "m"}}], "blocks[0].inner.parts is missing"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from headrace.errors import (
     ContextError,
+    GrammarError,
     HeadraceError,
     InputError,
     MemoryBudgetError,
@@ -14,6 +16,7 @@ from headrace.errors import (
 from headrace.serve.events import Failure
 
 INVALID = "invalid_request"
+TOO_LONG = "context_length_exceeded"
 NO_MEMORY = "insufficient_memory"
 HINT = "free memory, ask for less, or serve with a smaller --memory-gb or --max-context"
 
@@ -57,12 +60,44 @@ def failure(error: BaseException) -> Failure:
         case ContextError() | PromptSizeError():
             counted = error.prompt_tokens if isinstance(error, ContextError) else None
             sizes = (counted, error.context_tokens)
-            return Failure(400, "context_length_exceeded", error.message, error.hint, *sizes)
+            return Failure(400, TOO_LONG, error.message, error.hint, *sizes)
         case MemoryBudgetError():
             return Failure(503, NO_MEMORY, error.message, error.hint)
         case MemoryError():
             return Failure(503, NO_MEMORY, "there is not enough memory for this request", HINT)
+        case GrammarError():
+            place = "tools" if error.kind.startswith("tool ") else None
+            return Failure(error.http_status, error.code, error.message, error.hint, place=place)
         case HeadraceError():
             return Failure(error.http_status, error.code, error.message, error.hint)
         case _:
             return Failure(500, "inference_error", f"internal error: {type(error).__name__}")
+
+
+# Causes that lie in the prompt, whatever finds them.
+_OF_PROMPT = frozenset({TOO_LONG, "prefill_wait_exceeded", "unsupported_image"})
+
+
+def located(failure: Failure, *, prompt: str, answer: str) -> str | None:
+    """Where in a body a failure has its cause. prompt, answer: a dialect's fields of what is read and is to follow."""
+    if failure.place is not None:
+        return failure.place
+    if failure.code in _OF_PROMPT:
+        return prompt
+    return answer if failure.code == GrammarError.code else None
+
+
+def worded(failure: Failure, *, answer: str) -> str:
+    """A failure's text where errors have no field for a place: that of a schema begins with `answer`."""
+    of_answer = failure.place is None and failure.code == GrammarError.code
+    return f"{answer}: {failure.text}" if of_answer else failure.text
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Gives refusals of what is inside a place, where they have none."""
+    try:
+        yield
+    except RequestError as error:
+        error.place = error.place or place
+        raise

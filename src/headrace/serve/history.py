@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, at
 from headrace.serve.request import Part, Text, Turn
 
 JOINT = "\n\n"  # between instructions, and between messages that become one
@@ -62,12 +62,17 @@ def _one(turns: Sequence[Turn]) -> Turn:
     return replace(turns[0], parts=tuple(parts), reasoning=reasoning, calls=calls)
 
 
-def arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def arranged(turns: Sequence[Turn], place: str) -> tuple[Turn, ...]:
     """The turns with results of tools in the order of their calls, matched by id.
 
-    Raises RequestError unless every call has exactly one result before the next message, no result lacks its call, and
-    the conversation ends with something to answer.
+    place: of the conversation in the body. Raises RequestError unless every call has exactly one result before the
+    next message, no result lacks its call, and the conversation ends with something to answer.
     """
+    with at(place):
+        return _arranged(turns)
+
+
+def _arranged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     out: list[Turn] = []
     open_ids: dict[str, None] = {}
     results: dict[str, Turn] = {}

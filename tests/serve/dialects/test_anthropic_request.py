@@ -124,7 +124,9 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
     named = {"type": "tool", "name": "web_search"}
     with pytest.raises(RequestError, match="'web_search' runs on Anthropic's servers only"):
         asked(tools=[*kinds, GET], tool_choice=named)
-    with pytest.raises(RequestError, match="there is no tool to call"):
+    with pytest.raises(
+        RequestError, match="tool_choice: a call is required, but there are no tools"
+    ):
         asked(tools=kinds, tool_choice={"type": "any"})
 
 
@@ -133,12 +135,14 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
     [
         ({"messages": []}, "messages: list should have at least 1 item"),
         ({"messages": "Hi"}, "messages: input should be a valid list"),
-        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0]: input tag 'tool'"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role: 'tool' is none of 'user', 'assistant', 'system'"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: input should"),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1"),
         ({"max_tokens": "64"}, "max_tokens: input should be a valid integer"),
-        ({"max_tokens": None}, "max_tokens: input should be a valid integer"),
+        ({"max_tokens": None}, "max_tokens is missing"),
+        ({"model": None}, "model is missing"),
+        ({"messages": None}, "messages is missing"),
         ({"temperature": "hot"}, "temperature: input should be a valid number"),
         ({"top_k": 1.5}, "top_k: input should be a valid integer"),
         ({"stream": "yes"}, "stream: input should be a valid boolean"),
@@ -146,7 +150,7 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0]: string should have at least 1 character"),
         ({"system": 5}, "system: input should be a valid string"),
         ({"system": [{"type": "image"}]}, "system[0].type: input should be 'text'"),
-        ({"metadata": "u"}, "metadata: input should be a valid dictionary"),
+        ({"metadata": "u"}, "metadata: input should be an object"),
         ({"service_tier": 1}, "service_tier: input should be a valid string"),
         ({"container": "c"}, "container is not supported"),
         ({"container": {"id": "c"}}, "container is not supported"),
@@ -154,7 +158,7 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
         ({"thread": {"type": "create"}}, "thread is not supported: send the whole conversation"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: input"),
-        ({"thinking": {"type": "sometimes"}}, "thinking: input tag 'sometimes'"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type: 'sometimes' is none of 'adaptive', 'enabled', 'disabled'"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort: input should be 'low'"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: input"),
         ({"output_config": {"format": {"type": "json_schema"}}},
@@ -162,14 +166,14 @@ def test_what_the_api_runs_itself_is_dropped() -> None:
         ({"tools": [{"name": "get"}]}, "tools[0].input_schema is missing"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name is missing"),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name: string should have"),
-        ({"tools": [GET, GET]}, "tools[1].name: 'get' occurs twice"),
+        ({"tools": [GET, GET]}, "tools[1].name: two tools are called 'get'"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]},
          "tools[0].type: 'bash_20250124' is not supported"),
         ({"tools": [GET], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
         ({"tools": [GET], "tool_choice": {"type": "tool", "name": "put"}},
-         "tool_choice.name: 'put' is not in tools"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice: there is no tool to call"),
-        ({"tool_choice": "auto"}, "tool_choice: input should be a valid dictionary"),
+         "tool_choice.name: 'put' is not among the tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: a call is required, but there are no tools"),
+        ({"tool_choice": "auto"}, "tool_choice: input should be an object"),
     ],
 )  # fmt: skip
 def test_a_body_is_refused(fields: Json, said: str) -> None:

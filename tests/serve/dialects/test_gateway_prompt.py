@@ -282,6 +282,7 @@ def test_a_part_of_a_user_message_that_is_refused(part: Any, code: str, why: str
     ("message", "why"),
     [
         ({"role": "developer", "content": "x"}, "prompt[0]: role is missing, or names no role of a message"),
+        ({"role": "System", "content": "x"}, "prompt[0]: role is missing, or names no role of a message"),
         ({"role": "system", "content": [text("x")]}, "prompt[0].content: input should be a valid string"),
         ({"role": "user", "content": "x"}, "prompt[0].content: input should be a valid list"),
         (said(file({"type": "data", "data": INLINE})), "prompt[0].content[0].type: 'file' in an assistant message"),

@@ -121,7 +121,7 @@ def test_types_that_the_sdk_joins_are_a_list() -> None:
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
-        ([WEATHER, WEATHER], "two tools have the same name"),
+        ([WEATHER, WEATHER], r"tools\[1\].function.name: two tools are called 'weather'"),
         ([{"type": "web_search", "function": {"name": "f"}}], r"tools\[0\].type"),
         ([{"type": "function"}], r"tools\[0\].function is missing"),
         ([{"function": {"name": ""}}], r"tools\[0\].function.name"),

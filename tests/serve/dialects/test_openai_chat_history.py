@@ -140,6 +140,21 @@ def test_bookkeeping_of_agents_is_accepted_on_every_message(role: str) -> None:
     assert turns(*before, message, *([USER] if role == "assistant" else []))
 
 
+@pytest.mark.parametrize(
+    ("names", "read_as"),
+    [
+        ({"reasoning": "Hm."}, "Hm."),
+        ({"reasoning": "Hm.", "reasoning_content": None}, "Hm."),
+        ({"reasoning": "Hm.", "reasoning_content": "Ah."}, "Ah."),
+        ({"reasoning": "Hm.", "reasoning_content": ""}, ""),
+        ({"reasoning": None}, ""),
+    ],
+)
+def test_reasoning_has_two_names(names: dict[str, Any], read_as: str) -> None:
+    said = {"role": "assistant", "content": "Hi", **names}
+    assert asked(messages=[USER, said, USER]).turns[1].reasoning == read_as
+
+
 def message(**fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "x", **fields}]
 
@@ -163,9 +178,12 @@ def message(**fields: Any) -> list[dict[str, Any]]:
         (["Hello"], "messages[0]: its role has to be system, developer, user, assistant or tool"),
         (message(role="function", name="f"), "messages[0]: its role has to be system, developer"),
         (message(role=None), "messages[0]: its role has to be"),
+        (message(role="System"), "messages[0]: its role has to be system, developer, user, assistant or tool"),
+        (message(role="Tool"), "messages[0]: its role has to be system, developer, user, assistant or tool"),
+        (message(content=[{"type": "Text", "text": ""}]), "messages[0].content[0]: its type has to be text or image_url"),
         (message(role=["user"]), "messages[0]: its role has to be"),
         (message(content=5), "messages[0].content: has to be text or a list of parts"),
-        (message(content=None), "messages[0].content: has to be text or a list of parts"),
+        (message(content=None), "messages[0].content is missing"),
         ([{"role": "user"}], "messages[0].content is missing"),
         (message(content=[{"type": "text"}]), "messages[0].content[0].text is missing"),
         (message(content=[{"type": "text", "text": "", "x": 1}]), "unknown field messages[0].content[0].x"),
@@ -174,9 +192,10 @@ def message(**fields: Any) -> list[dict[str, Any]]:
         (message(content=["x"]), "messages[0].content[0]: its type has to be text or image_url"),
         (message(role="system", content=[{"type": "image_url", "image_url": {"url": URL}}]), "messages[0].content[0]"),
         (message(tool_calls=[]), "unknown field messages[0].tool_calls"),
+        (message(reasoning=""), "unknown field messages[0].reasoning"),
         (message(reasoning_content=""), "unknown field messages[0].reasoning_content"),
         (message(role="tool"), "messages[0].tool_call_id is missing"),
-        ([USER, {**called("a"), "function_call": {"name": "f", "arguments": ""}}], "messages[1].function_call: input should be None"),
+        ([USER, {**called("a"), "function_call": {"name": "f", "arguments": ""}}], "messages[1].function_call: has to be null"),
         ([USER, {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom"}]}], "messages[1].tool_calls[0]"),
     ],
 )  # fmt: skip

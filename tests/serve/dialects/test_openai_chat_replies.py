@@ -241,20 +241,23 @@ def test_an_adapters_name_is_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind"),
+    ("failure", "kind", "param"),
     [
-        (Failure(400, "invalid_request", "no"), "invalid_request_error"),
-        (Failure(400, "context_length_exceeded", "no"), "invalid_request_error"),
-        (Failure(400, "prefill_wait_exceeded", "no"), "invalid_request_error"),
-        (Failure(404, "model_not_found", "no"), "invalid_request_error"),
-        (Failure(413, "request_too_large", "no"), "invalid_request_error"),
-        (Failure(500, "inference_error", "no"), "server_error"),
-        (Failure(503, "insufficient_memory", "no"), "server_error"),
-        (Failure(503, "prefill_deadline_exceeded", "no"), "server_error"),
+        (Failure(400, "invalid_request", "no"), "invalid_request_error", None),
+        (Failure(400, "context_length_exceeded", "no"), "invalid_request_error", "messages"),
+        (Failure(400, "prefill_wait_exceeded", "no"), "invalid_request_error", "messages"),
+        (Failure(400, "unsupported_image", "no"), "invalid_request_error", "messages"),
+        (Failure(400, "schema_unsupported", "no"), "invalid_request_error", "response_format"),
+        (Failure(400, "schema_unsupported", "no", place="tools"), "invalid_request_error", "tools"),
+        (Failure(404, "model_not_found", "no"), "invalid_request_error", None),
+        (Failure(413, "request_too_large", "no"), "invalid_request_error", None),
+        (Failure(500, "inference_error", "no"), "server_error", None),
+        (Failure(503, "insufficient_memory", "no"), "server_error", None),
+        (Failure(503, "prefill_deadline_exceeded", "no"), "server_error", None),
     ],
 )
-def test_an_error(failure: Failure, kind: str) -> None:
-    told = {"message": "no", "type": kind, "param": None, "code": failure.code}
+def test_an_error(failure: Failure, kind: str, param: str | None) -> None:
+    told = {"message": "no", "type": kind, "param": param, "code": failure.code}
     assert openai_chat.error(failure) == {"error": told}
 
 

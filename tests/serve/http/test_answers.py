@@ -156,7 +156,7 @@ def test_content_types(port: int, fields: list[str], status: int) -> None:
         (b'{"a":' * 100_000, "nested deeper"),
         (b"\xff\xfe{}", "not UTF-8"),
         (b'{"text": "\xed\xa0\x80"}', "not UTF-8"),
-        (b'{"text": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b'{"text": ' + b"1" * 5000 + b"}", "has 5,000 digits; at most 4,300 may be"),
         (b'{"text": "\x00"}', "not JSON"),
         (b'{"text": 1}', "text: input should be a valid string"),
         (b"null", "not a JSON object"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from headrace.serve import images
+from headrace.serve import images, tool_names
 from headrace.serve.arguments import parsed, readable
 from headrace.serve.dialect import Context, Count, Counting, Exchange, Generate, served_name, sse
 from headrace.serve.dialects import anthropic_wire as wire
@@ -27,7 +27,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, worded
 from headrace.serve.history import JOINT, arranged, joined, steady, with_instructions
 from headrace.serve.request import (
     Effort,
@@ -81,7 +81,7 @@ def error(failure: Failure) -> Json:
 
 def _told(failure: Failure) -> str:
     if failure.context_tokens is None:
-        return failure.text
+        return worded(failure, answer="output_config.format")
     # Clients look for these words to compact a conversation.
     if failure.prompt_tokens is None:
         size, most = f"more than {failure.context_tokens}", failure.context_tokens
@@ -137,7 +137,8 @@ def _effort(
 
 def _tools(params: Iterable[wire.ToolParam]) -> tuple[tuple[Tool, ...], set[str]]:
     """The functions, and the names of the tools that only Anthropic can run."""
-    tools: dict[str, Tool] = {}
+    tools: list[Tool] = []
+    places: list[str] = []
     hosted: set[str] = set()
     for at, param in enumerate(params):
         place = f"tools[{at}]"
@@ -154,12 +155,12 @@ def _tools(params: Iterable[wire.ToolParam]) -> tuple[tuple[Tool, ...], set[str]
         if param.name is None or param.input_schema is None:
             missing = "name" if param.name is None else "input_schema"
             raise RequestError(f"{place}.{missing} is missing", place=f"{place}.{missing}")
-        if param.name in tools:
-            raise RequestError(f"{place}.name: {param.name!r} occurs twice", place=f"{place}.name")
-        tools[param.name] = Tool(
-            param.name, param.description or "", param.input_schema, bool(param.strict)
+        places.append(f"{place}.name")
+        tools.append(
+            Tool(param.name, param.description or "", param.input_schema, bool(param.strict))
         )
-    return tuple(tools.values()), hosted
+    tool_names.check_unique(zip(places, (tool.name for tool in tools), strict=True))
+    return tuple(tools), hosted
 
 
 def _choice(
@@ -170,15 +171,14 @@ def _choice(
     if param.type == "none":
         return ToolChoice("none")
     if param.type == "any":
-        if not tools:
-            raise RequestError("tool_choice: there is no tool to call", place="tool_choice")
-        return ToolChoice("required")
+        return tool_names.required(tools, "tool_choice")
+    place = "tool_choice.name"
     if param.name is None:
-        raise RequestError("tool_choice.name is missing", place="tool_choice.name")
-    if param.name not in {tool.name for tool in tools}:
-        why = "runs on Anthropic's servers only" if param.name in hosted else "is not in tools"
-        raise RequestError(f"tool_choice.name: {param.name!r:.200} {why}", place="tool_choice.name")
-    return ToolChoice("required", param.name)
+        raise RequestError(f"{place} is missing", place=place)
+    if param.name in hosted and all(param.name != tool.name for tool in tools):
+        why = f"{param.name!r:.100} runs on Anthropic's servers only"
+        raise RequestError(f"{place}: {why}", place=place)
+    return tool_names.named(param.name, tools, place)
 
 
 def _conversation(body: wire.Prompt) -> tuple[Turn, ...]:
@@ -202,7 +202,7 @@ def _conversation(body: wire.Prompt) -> tuple[Turn, ...]:
     # A count may stop behind what the assistant said; its calls have no results yet.
     last = turns[-1:] if turns and turns[-1].role == "assistant" else []
     before = turns[: len(turns) - len(last)]
-    whole = (*(arranged(before) if before or not last else ()), *last)
+    whole = (*(arranged(before, "messages") if before or not last else ()), *last)
     return with_instructions(whole, before=instructions)
 
 

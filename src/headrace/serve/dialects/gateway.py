@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, get_args
 
+from headrace.serve import tool_names
 from headrace.serve.arguments import readable
 from headrace.serve.dialect import (
     Card,
@@ -26,7 +27,7 @@ from headrace.serve.dialect import (
     sse,
 )
 from headrace.serve.dialects import gateway_wire as wire
-from headrace.serve.dialects.gateway_prompt import Reading, unsupported
+from headrace.serve.dialects.gateway_prompt import Reading
 from headrace.serve.events import (
     CallDelta,
     CallEnded,
@@ -43,7 +44,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, located
 from headrace.serve.request import (
     Effort,
     Format,
@@ -91,7 +92,8 @@ def _error(failure: Failure) -> Json:
         kind = ERROR_TYPES.get(
             failure.status, "internal_server_error" if server else "invalid_request_error"
         )
-    return {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
+    place = located(failure, prompt="prompt", answer="responseFormat")
+    return {"message": failure.text, "type": kind, "param": place, "code": failure.code}
 
 
 # Headers.
@@ -142,18 +144,18 @@ def _model(context: Context) -> str:
 
 def _tools(body: wire.Body, reading: Reading) -> tuple[Tool, ...]:
     tools: list[Tool] = []
-    for tool in body.tools or ():
+    places: list[str] = []
+    for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, wire.ProviderTool):
             reading.warn(f"provider-defined tool {tool.id}"[:200], "tools of providers are removed")
             continue
         if tool.input_examples:
             reading.warn("inputExamples", "examples of a tool's input are not shown to the model")
+        places.append(f"tools[{i}].name")
         tools.append(
             Tool(tool.name, tool.description or "", tool.input_schema, strict=tool.strict or False)
         )
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise RequestError("tools: two tools have the same name", place="tools")
+    tool_names.check_unique(zip(places, (tool.name for tool in tools), strict=True))
     return tuple(tools)
 
 
@@ -163,20 +165,13 @@ def _choice(choice: wire.Choice | None, tools: Sequence[Tool]) -> ToolChoice:
             return ToolChoice()
         case wire.Choice(type="none"):
             return ToolChoice("none")
-        case wire.Choice(type="tool", tool_name=name):
-            if name not in [tool.name for tool in tools]:
-                raise RequestError(
-                    f"toolChoice.toolName: {name!r:.100} is no tool of the request",
-                    place="toolChoice.toolName",
-                )
-            return ToolChoice("required", name)
+        case wire.Choice(type="tool", tool_name=None):
+            place = "toolChoice.toolName"
+            raise RequestError(f"{place} is missing", place=place)
+        case wire.Choice(type="tool", tool_name=str(name)):
+            return tool_names.named(name, tools, "toolChoice.toolName")
         case _:
-            if not tools:
-                raise RequestError(
-                    "toolChoice: a call is required, and there is no tool to call",
-                    place="toolChoice",
-                )
-            return ToolChoice("required")
+            return tool_names.required(tools, "toolChoice")
 
 
 def _format(wanted: wire.ResponseFormat | None) -> Format:
@@ -198,8 +193,6 @@ def _effort(body: wire.Body, own: wire.Own) -> Effort | None:
 
 
 def _sampling(body: wire.Body, own: wire.Own) -> Sampling:
-    if body.frequency_penalty:
-        raise unsupported("frequencyPenalty", "0 is the only value that is supported")
     return Sampling(
         temperature=body.temperature,
         top_p=body.top_p,

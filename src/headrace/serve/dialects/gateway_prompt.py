@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.serve import images
 from headrace.serve.dialects import gateway_wire as wire
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, at
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.request import Json, Part, Text, ToolCall, Turn
 from headrace.serve.validation import decoded
@@ -38,7 +38,7 @@ class Reading:
         """All messages, results in the order of their calls. Raises RequestError."""
         for i, message in enumerate(prompt):
             self._read(f"prompt[{i}]", message)
-        turns = arranged(joined(with_instructions(self.turns)))
+        turns = arranged(joined(with_instructions(self.turns)), "prompt")
         _check_names(turns)
         return turns
 
@@ -126,9 +126,11 @@ def _file(place: str, part: wire.FilePart | wire.MediaPart) -> Part:
         case str() | wire.InlineData():
             inline = data if isinstance(data, str) else data.data
             known = "/" in media_type and not media_type.endswith("/*")
-            return images.inline(inline, media_type if known else None)
+            with at(f"{place}.data"):
+                return images.inline(inline, media_type if known else None)
         case wire.UrlData():
-            return images.data_url(data.url)
+            with at(f"{place}.data.url"):
+                return images.data_url(data.url)
         case _:
             raise unsupported(f"{place}.data", "a provider's file is not to be had here")
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.alias_generators import to_camel
 
 from headrace.serve.request import Json
-from headrace.serve.validation import OpenWire, Wire
+from headrace.serve.validation import Only, OpenWire, Wire
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 ProviderOptions = dict[str, dict[str, Any] | None]
@@ -31,7 +31,8 @@ def _by(key: str, what: str) -> Discriminator:
 
     def tag(value: object) -> str | None:
         found = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-        return _tag(found) if isinstance(found, str) else None
+        # A kind that comes capitalised is none.
+        return _tag(found) if isinstance(found, str) and not found[:1].isupper() else None
 
     return Discriminator(
         tag,
@@ -333,7 +334,7 @@ class Body(Camel):
     top_p: float | None = None
     top_k: int | None = None
     presence_penalty: float | None = None
-    frequency_penalty: float | None = Field(default=None, description="0 only.")
+    frequency_penalty: Annotated[float, Only(0)] | None = None
     seed: int | None = None
     stop_sequences: list[NonEmpty] | None = None
     response_format: ResponseFormat | None = None

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from headrace.serve import tool_names
 from headrace.serve.arguments import parsed
 from headrace.serve.dialect import (
     LINES,
@@ -39,7 +40,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, worded
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.images import data_url, inline
 from headrace.serve.request import (
@@ -63,7 +64,7 @@ _LITERAL_KEYS = frozenset({"const", "default", "enum", "examples"})
 
 
 def error(failure: Failure) -> Json:
-    return {"error": failure.text}
+    return {"error": worded(failure, answer="format")}
 
 
 # --- what is asked
@@ -76,7 +77,7 @@ def _chat(body: wire.ChatBody, context: Context) -> Exchange | Json:
         return {**_head(body.model, context), **_message(), "done": True, "done_reason": "load"}
     request = Request(
         model,
-        arranged(joined(with_instructions(_turns(body.messages)))),
+        arranged(joined(with_instructions(_turns(body.messages))), "messages"),
         tools=_tools(body.tools or ()),
         answer=_format(body.format),
         effort=effort,
@@ -145,9 +146,9 @@ def _asked(options: wire.Options | None, card: Card) -> dict[str, Any]:
 
 
 def _tools(tools: Sequence[wire.ToolWire]) -> tuple[Tool, ...]:
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise RequestError("two tools have the same name", place="tools")
+    tool_names.check_unique(
+        (f"tools[{i}].function.name", tool.function.name) for i, tool in enumerate(tools)
+    )
     return tuple(
         Tool(
             tool.function.name,

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
-from headrace.serve.validation import Wire
+from headrace.serve.validation import Only, Wire
 
-Empty = Annotated[str, Field(max_length=0, description="Accepted where empty.")]
-Nothing = Annotated[dict[str, Any], Field(max_length=0, description="Accepted where empty.")]
-Zero = Annotated[float, Field(ge=0, le=0, description="Accepted where it changes nothing.")]
-One = Annotated[float, Field(ge=1, le=1, description="Accepted where it changes nothing.")]
-Unused = Annotated[int, Field(description="No effect: it cannot change an answer here.")]
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[
+    int, BeforeValidator(_whole)
+]  # 40.0 too, as clients in languages without integers send it
+Empty = Annotated[str, Only(""), Field(description="Accepted where empty.")]
+Nothing = Annotated[dict[str, Any], Only(()), Field(description="Accepted where empty.")]
+Zero = Annotated[float, Only(0), Field(description="Accepted where it changes nothing.")]
+One = Annotated[float, Only(1), Field(description="Accepted where it changes nothing.")]
+Unused = Annotated[Whole, Field(description="No effect: it cannot change an answer here.")]
 UnusedFlag = Annotated[bool, Field(description="No effect: it cannot change an answer here.")]
 Off = Annotated[float, Field(description="No effect: mirostat is off.")]
-No = Annotated[Literal[False], Field(description="Accepted where false.")]
+No = Annotated[bool, Only(False), Field(description="Accepted where false.")]
 KeepAlive = Annotated[
     float | str, Field(description="No effect: the server keeps its model loaded.")
 ]
@@ -45,30 +59,30 @@ class Options(Wire):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(
         default=None, description="Over the prompt and the answer."
     )
-    seed: int | None = Field(default=None, description="Negative: random, as without it.")
+    seed: Whole | None = Field(default=None, description="Negative: random, as without it.")
     stop: str | list[str] | None = None
-    num_predict: int | None = Field(
+    num_predict: Whole | None = Field(
         default=None,
         description="Tokens of the answer, reasoning included. Without it 512; 0 or less: all that is left.",
     )
-    num_ctx: int | None = Field(
-        default=None, ge=1, description="Prompt and answer together, up to the served window."
+    num_ctx: Annotated[int, Field(ge=1), BeforeValidator(_whole)] | None = Field(
+        default=None, description="Prompt and answer together, up to the served window."
     )
 
     frequency_penalty: Zero | None = None
     mirostat: Zero | None = None
     tfs_z: One | None = None
     typical_p: One | None = None
-    repeat_last_n: Literal[-1] | None = Field(
-        default=None, description="The penalty reads everything."
+    repeat_last_n: Whole | None = Field(
+        default=None, description="Any, without an effect: the penalty always reads everything."
     )
-    penalize_newline: Literal[True] | None = None
+    penalize_newline: Annotated[bool, Only(True)] | None = None
     vocab_only: No | None = None
     embedding_only: No | None = None
     logits_all: No | None = None
@@ -157,7 +171,7 @@ class _Body(Wire):
     truncate: UnusedFlag | None = None
     shift: UnusedFlag | None = None
     logprobs: No | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Annotated[Whole, Only(0)] | None = None
 
 
 class ChatBody(_Body):
@@ -176,7 +190,7 @@ class GenerateBody(_Body):
     images: list[str] | None = Field(default=None, description="Base64.")
     suffix: Empty | None = None
     template: Empty | None = None
-    context: Annotated[list[int], Field(max_length=0)] | None = None
+    context: Annotated[list[int], Only(())] | None = None
 
 
 class ShowBody(Wire):

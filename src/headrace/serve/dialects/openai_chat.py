@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from headrace.serve import images
+from headrace.serve import images, tool_names
 from headrace.serve.dialect import Context, Exchange, Generate, Tell, one_line, served_name, sse
 from headrace.serve.dialects.openai_chat_wire import (
     AnyMessage,
@@ -36,7 +36,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, at, located
 from headrace.serve.history import arranged, joined, with_instructions
 from headrace.serve.request import (
     Effort,
@@ -170,8 +170,8 @@ def opened(body: ChatBody, context: Context) -> ChatExchange:
 def error(failure: Failure) -> Json:
     """An error in OpenAI's shape."""
     kind = "invalid_request_error" if failure.status < 500 else "server_error"
-    told = {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
-    return {"error": told}
+    place = located(failure, prompt="messages", answer="response_format")
+    return {"error": {"message": failure.text, "type": kind, "param": place, "code": failure.code}}
 
 
 def models(_body: None, context: Context) -> Json:
@@ -214,7 +214,7 @@ def _model(name: str, context: Context) -> Json:
 def _turns(messages: Sequence[AnyMessage]) -> tuple[Turn, ...]:
     # Results are paired before neighbours are joined: the very next messages have to answer a call.
     turns = [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    return joined(arranged(with_instructions(turns)))
+    return joined(arranged(with_instructions(turns), "messages"))
 
 
 def _turn(message: AnyMessage, place: str) -> Turn:
@@ -228,7 +228,9 @@ def _turn(message: AnyMessage, place: str) -> Turn:
                 _called(call, f"{place}.tool_calls[{i}]")
                 for i, call in enumerate(message.tool_calls or ())
             )
-            return Turn("assistant", parts + said, message.reasoning_content or "", calls)
+            content, old = message.reasoning_content, message.reasoning
+            reasoning = old if content is None else content
+            return Turn("assistant", parts + said, reasoning or "", calls)
         case ToolMessage():
             return Turn("tool", parts, call_id=message.tool_call_id, tool_name=message.name)
         case _:
@@ -240,17 +242,18 @@ def _parts(
 ) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (Text(content),) if content else ()
-    return tuple(_part(part) for part in content or ())
+    return tuple(_part(part, f"{place}[{i}]") for i, part in enumerate(content or ()))
 
 
-def _part(part: TextPart | ImagePart | RefusalPart) -> Part:
+def _part(part: TextPart | ImagePart | RefusalPart, place: str) -> Part:
     match part:
         case TextPart():
             return Text(part.text)
         case RefusalPart():
             return Text(part.refusal)
         case ImagePart():
-            return images.data_url(part.image_url.url)
+            with at(f"{place}.image_url.url"):
+                return images.data_url(part.image_url.url)
 
 
 def _called(call: Call, place: str) -> ToolCall:
@@ -270,11 +273,9 @@ def _called(call: Call, place: str) -> ToolCall:
 
 
 def _tools(tools: Sequence[FunctionTool]) -> tuple[Tool, ...]:
-    names = [tool.function.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            place = f"tools[{i}].function.name"
-            raise RequestError(f"{place}: two tools are called {name!r:.100}", place=place)
+    tool_names.check_unique(
+        (f"tools[{i}].function.name", tool.function.name) for i, tool in enumerate(tools)
+    )
     return tuple(
         Tool(
             name=tool.function.name,
@@ -289,15 +290,9 @@ def _tools(tools: Sequence[FunctionTool]) -> tuple[Tool, ...]:
 def _choice(body: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
     choice = body.tool_choice
     if isinstance(choice, NamedChoice):
-        name = choice.function.name
-        if name not in [tool.name for tool in tools]:
-            raise RequestError(
-                f"tool_choice names {name!r:.100}, which is not among the tools",
-                place="tool_choice",
-            )
-        return ToolChoice("required", name)
-    if choice == "required" and not tools:
-        raise RequestError("tool_choice is required, but there are no tools", place="tool_choice")
+        return tool_names.named(choice.function.name, tools, "tool_choice.function.name")
+    if choice == "required":
+        return tool_names.required(tools, "tool_choice")
     return ToolChoice(choice or "auto")
 
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from headrace.serve.validation import Offered, Wire
+from headrace.serve.validation import Offered, Only, Wire
 
 Positive = Annotated[int, Field(ge=1)]
-Zero = Annotated[float, Field(ge=0, le=0)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -18,8 +17,8 @@ def _kind(of: str) -> Any:
 
     def chosen(value: object) -> str | None:
         found = value.get(of) if isinstance(value, dict) else getattr(value, of, None)
-        # Capitalised, as a tag is no part of the place that a refusal names.
-        return found.title() if isinstance(found, str) else None
+        # Capitalised, as a tag is no part of the place that a refusal names; what comes so is no kind.
+        return found.title() if isinstance(found, str) and found.islower() else None
 
     return chosen
 
@@ -131,6 +130,7 @@ class AssistantMessage(Message):
     role: Literal["assistant"]
     content: AssistantContent | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")
     tool_calls: list[Call] | None = None
     name: str | None = Field(None, description="No effect.")
     refusal: str | None = None
@@ -240,7 +240,7 @@ class StreamOptions(Wire):
     """What a stream tells beside the answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = Field(None, description="No effect: nothing is padded.")
 
 
 class Options(Wire):
@@ -274,13 +274,12 @@ class ChatBody(Wire):
     )
     think: bool | None = Field(None, description="An extension: whether to reason.")
     options: Options | None = Field(None, description="An extension.")
-    n: Annotated[Literal[1] | None, Offered] = None
-    frequency_penalty: Annotated[Zero | None, Offered] = None
-    logprobs: Annotated[Literal[False] | None, Offered] = None
-    logit_bias: Annotated[Annotated[dict[str, float], Field(max_length=0)] | None, Offered] = None
-    store: Annotated[Literal[False] | None, Offered] = Field(
-        None, description="No completion is kept."
-    )
+    n: Annotated[int, Only(1)] | None = None
+    frequency_penalty: Annotated[float, Only(0)] | None = None
+    logprobs: Annotated[bool, Only(False)] | None = None
+    top_logprobs: Annotated[int, Only(0)] | None = None
+    logit_bias: Annotated[dict[str, float], Only(())] | None = None
+    store: Annotated[bool, Only(False)] | None = Field(None, description="No completion is kept.")
     modalities: Annotated[list[Literal["text"]] | None, Offered] = None
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description="No effect.")
     metadata: dict[str, str] | None = Field(None, description="No effect.")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from headrace.serve import images
+from headrace.serve import images, tool_names
 from headrace.serve.dialect import Context, Exchange, Generate, Tell, served_name, sse
 from headrace.serve.dialects import openai_responses_wire as wire
 from headrace.serve.events import (
@@ -30,7 +30,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError
+from headrace.serve.failure import RequestError, at, located
 from headrace.serve.history import JOINT, arranged, joined, with_instructions
 from headrace.serve.request import (
     Format,
@@ -59,8 +59,8 @@ FREEFORM: Json = {
 def error(failure: Failure) -> Json:
     """An error as OpenAI's clients read it."""
     kind = "invalid_request_error" if failure.status < 500 else "server_error"
-    told = {"message": failure.text, "type": kind, "param": failure.place, "code": failure.code}
-    return {"error": told}
+    place = located(failure, prompt="input", answer="text.format")
+    return {"error": {"message": failure.text, "type": kind, "param": place, "code": failure.code}}
 
 
 # What the model may call.
@@ -94,30 +94,30 @@ def _declared(
     return Declared(Tool(name, about, FREEFORM, strict=True), tool.name, namespace, freeform=True)
 
 
-def _all_declared(tools: Iterable[wire.ToolWire]) -> Iterator[Declared]:
-    for tool in tools:
+def _all_declared(tools: Iterable[wire.ToolWire], place: str) -> Iterator[tuple[str, Declared]]:
+    """Each with the place of its name. place: of the list."""
+    for i, tool in enumerate(tools):
         if isinstance(tool, wire.NamespaceTool):
             about = tool.description or ""  # of all members; in front of the first
-            for member in tool.tools:
+            for j, member in enumerate(tool.tools):
                 if not isinstance(member, wire.HostedTool):
                     made = _declared(member, tool)
                     said = JOINT.join(filter(None, (about, made.tool.description)))
-                    yield replace(made, tool=replace(made.tool, description=said))
+                    made = replace(made, tool=replace(made.tool, description=said))
+                    yield f"{place}[{i}].tools[{j}].name", made
                     about = ""
         elif not isinstance(tool, wire.HostedTool):
-            yield _declared(tool, None)
+            yield f"{place}[{i}].name", _declared(tool, None)
 
 
 def _tools(body: wire.Body) -> dict[str, Declared]:
     """By the names that the model calls. Raises RequestError for a name that occurs twice."""
-    items = body.input if isinstance(body.input, list) else []
-    more = [tool for item in items if isinstance(item, wire.AdditionalTools) for tool in item.tools]
-    out: dict[str, Declared] = {}
-    for made in _all_declared([*(body.tools or []), *more]):
-        if made.tool.name in out:
-            raise RequestError(f"two tools are called {made.tool.name!r:.100}", place="tools")
-        out[made.tool.name] = made
-    return out
+    found = list(_all_declared(body.tools or [], "tools"))
+    for i, item in enumerate(body.input if isinstance(body.input, list) else []):
+        if isinstance(item, wire.AdditionalTools):
+            found += _all_declared(item.tools, f"input[{i}].tools")
+    tool_names.check_unique((place, made.tool.name) for place, made in found)
+    return {made.tool.name: made for _, made in found}
 
 
 def _ignored(body: wire.Body) -> tuple[str, ...]:
@@ -129,19 +129,14 @@ def _ignored(body: wire.Body) -> tuple[str, ...]:
     )
 
 
-def _choice(body: wire.Body, tools: dict[str, Declared]) -> ToolChoice:
+def _choice(body: wire.Body, tools: Sequence[Tool]) -> ToolChoice:
     chosen = body.tool_choice
     if chosen is None:
         return ToolChoice()
     if isinstance(chosen, wire.NamedChoice):
-        name = _full(chosen.name, chosen.namespace)
-        if name not in tools:
-            raise RequestError(
-                f"tool_choice names {name!r:.100}, which is no declared tool", place="tool_choice"
-            )
-        return ToolChoice("required", name)
-    if chosen == "required" and not tools:
-        raise RequestError("tool_choice requires a tool, and none is declared", place="tool_choice")
+        return tool_names.named(_full(chosen.name, chosen.namespace), tools, "tool_choice.name")
+    if chosen == "required":
+        return tool_names.required(tools, "tool_choice")
     return ToolChoice(chosen)
 
 
@@ -157,7 +152,8 @@ def _parts(content: str | Sequence[wire.Part], place: str, *, pictures: bool) ->
             if not pictures or part.image_url is None:
                 why = "a data: URL is missing" if pictures else "only a user or a tool shows images"
                 raise RequestError(f"{place}[{i}]: {why}", place=f"{place}[{i}]")
-            out.append(images.data_url(part.image_url))
+            with at(f"{place}[{i}].image_url"):
+                out.append(images.data_url(part.image_url))
         elif text := part.refusal if isinstance(part, wire.RefusalPart) else part.text:
             out.append(Text(text))
     return tuple(out)
@@ -217,7 +213,7 @@ def _turns(body: wire.Body) -> tuple[Turn, ...]:
         turns[-1] = replace(turns[-1], role="user")  # nobody else asks anything
     told = with_instructions(turns, before=body.instructions or "")
     if turns and told:
-        return arranged(joined(told))
+        return arranged(joined(told), "input")
     raise RequestError("input: the conversation is empty", place="input")
 
 
@@ -230,11 +226,12 @@ def _format(text: wire.TextOptions | None) -> Format:
 
 def _request(body: wire.Body, tools: dict[str, Declared]) -> Request:
     effort = None if body.reasoning is None else body.reasoning.effort
+    callable_ = tuple(made.tool for made in tools.values())
     return Request(
         model=body.model,
         turns=_turns(body),
-        tools=tuple(made.tool for made in tools.values()),
-        choice=_choice(body, tools),
+        tools=callable_,
+        choice=_choice(body, callable_),
         parallel_calls=body.parallel_tool_calls is not False,
         answer=_format(body.text),
         effort=None if effort == "none" or effort == "minimal" else effort,

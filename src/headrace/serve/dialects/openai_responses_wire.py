@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from headrace.serve.dialect import Context
 from headrace.serve.events import Usage
 from headrace.serve.request import Json
-from headrace.serve.validation import Offered, OpenWire, Wire, not_offered
+from headrace.serve.validation import Offered, Only, OpenWire, Wire, not_offered
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -418,9 +418,11 @@ class Body(Wire):
     conversation: Annotated[None, Refused(STORED)] = None
     background: Annotated[None, Refused("a response is made while its client waits")] = None
     prompt: Annotated[None, Refused("no prompt templates are stored")] = None
-    context_management: Annotated[None, Refused("the client decides what to leave out")] = None
+    context_management: (
+        Annotated[list[Any], Only((), "the client decides what to leave out")] | None
+    ) = None
     max_tool_calls: Annotated[None, Refused("the client runs the tools, and may count")] = None
-    top_logprobs: Annotated[None, Refused("no probabilities are reported")] = None
+    top_logprobs: Annotated[int, Only(0, "no probabilities are reported")] | None = None
 
 
 # The objects of a response.
