@@ -180,6 +180,15 @@ def test_an_idle_connection_is_closed_and_a_used_one_kept() -> None:
         assert raw.ended()
 
 
+def test_an_empty_line_keeps_no_idle_connection() -> None:
+    limits = replace(QUICK, idle_seconds=1, head_seconds=1000)
+    with serving([], limits) as (port, _), Raw(port) as raw:
+        raw.send(request("GET", "/health") + b"\r\n")
+        assert raw.answer().status == 200
+        raw.send(b"\r\n")
+        assert raw.ended()
+
+
 def test_too_many_connections_are_told_so() -> None:
     limits = replace(QUICK, connections=3)
     with serving([Started(3, 0), HANGING, DONE], limits) as (port, backend), ExitStack() as stack:

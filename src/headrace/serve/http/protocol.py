@@ -21,6 +21,7 @@ from headrace.serve.failure import RequestError, failure
 from headrace.serve.http import guard
 from headrace.serve.http.answer import App, hints, named
 from headrace.serve.http.head import (
+    MAX_EMPTY,
     MAX_HEAD,
     begins_well,
     end_of_head,
@@ -109,7 +110,7 @@ class Connection(H11Protocol):
         now = self.loop.time()
         self._input = bytearray()
         self._seen = 0  # bytes of the input without an end of a head
-        self._blank = False  # an empty line in front of the head was dropped
+        self._empty = 0  # lines in front of the head that were dropped
         self._body_left = 0
         self._answered = False  # before the body was there
         self._discarded = 0
@@ -147,7 +148,6 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         self._clock.moved = self.loop.time()
         if self._clock.phase == "ending":
             self._discarded += len(data)
@@ -177,9 +177,12 @@ class Connection(H11Protocol):
                     return
 
     def _read_head(self) -> bool:
-        if self._input[:2] == b"\r\n" and not self._blank:  # some clients end a body with it
+        while self._empty < MAX_EMPTY and self._input[:2] == b"\r\n":  # some end a body with them
             del self._input[:2]
-            self._blank, self._seen = True, 0
+            self._empty, self._seen = self._empty + 1, 0
+        if not self._input:  # and is as idle as before
+            return False
+        self._unset_keepalive_if_required()
         end = end_of_head(self._input, self._seen)
         self._seen = len(self._input)
         if (end if end >= 0 else self._seen) > MAX_HEAD:
@@ -203,7 +206,7 @@ class Connection(H11Protocol):
         self._clock.crowded = False
         self._path, self._origin = head.path, head.field(b"origin")
         self._seen, self._body_left = 0, head.length
-        self._blank = self._answered = False
+        self._empty, self._answered = 0, False
         self._enter("body")
         self._clock.length = head.length
         super().data_received(head.wire)
@@ -230,9 +233,7 @@ class Connection(H11Protocol):
         self._answered = True
         if self._clock.phase == "answer":
             self._enter("head")
-            if self._input:
-                self._unset_keepalive_if_required()
-                self._advance()
+            self._advance()
 
     def _enter(self, phase: Phase) -> None:
         self._clock.phase = phase
