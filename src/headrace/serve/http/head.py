@@ -48,7 +48,7 @@ class Head:
 
     @property
     def wire(self) -> bytes:
-        """The head in its plainest form: path as target, one Host, no space around values, no zeros in front of the length."""
+        """The head in its plainest form: path as target, one Host, no space around values, no zero before a length."""
         host = () if self.host is None else ((b"host", self.host.encode("latin-1")),)
         length = str(self.length).encode()
         fields = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -19,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.http import guard
-from headrace.serve.http.answer import App, hints, named
+from headrace.serve.http.answer import App, Handed, hints, named
 from headrace.serve.http.head import (
     MAX_EMPTY,
     MAX_HEAD,
@@ -31,20 +30,22 @@ from headrace.serve.http.head import (
     read_head,
 )
 
-Phase = Literal["head", "body", "answer", "ending"]
+Phase = Literal["head", "body", "answer", "ending", "closed"]
 
 
 @dataclass(frozen=True)
 class Limits:
     """Seconds and bytes that one connection may take, and how many connections there may be.
 
-    head_seconds: for a whole head. body_seconds and body_rate: for a body of so many bytes a second. idle_seconds:
-    between requests. stall_seconds: of a reader that takes nothing. ending_*: of what is thrown away behind a refusal.
-    ahead_bytes: of requests that were sent before the answer to the one in hand. grace_seconds: for answers when the
-    server ends.
+    connections: with a place; as many more may send a request, or be told that there is no place. young_seconds: in
+    which a connection may send its request before it is closed to make room. head_seconds: for a whole head.
+    body_seconds and body_rate: for a body of so many bytes a second. idle_seconds: between requests. stall_seconds: of
+    a reader that takes nothing. ending_*: of what is thrown away behind a refusal. ahead_bytes: of requests that were
+    sent before the answer to the one in hand. grace_seconds: for answers when the server ends.
     """
 
     connections: int = 256
+    young_seconds: float = 0.5
     head_seconds: float = 10.0
     body_seconds: float = 30.0
     body_rate: int = 64 << 10
@@ -69,7 +70,7 @@ class Clock:
     taken: float = 0.0  # the reader last took something
     unsent: int = 0  # bytes, at the last look
     length: int = 0  # bytes of the body
-    crowded: bool = False  # more connections than there may be
+    crowded: bool = False  # without a place
 
 
 def overdue(clock: Clock, now: float, *, some: bool, limits: Limits) -> str | None:
@@ -116,31 +117,75 @@ class Connection(H11Protocol):
         self._discarded = 0
         self._path = ""
         self._origin: str | None = None
+        self._handed = Handed()
         self._clock = Clock("head", now, now, now)
         self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
         transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
+        self._thin_out()
         self._clock.crowded = not self._make_room()
-        if self._clock.crowded and len(self.connections) > 2 * self.bounds.connections:
-            transport.abort()
 
-    def _make_room(self) -> bool:
-        """Whether there is room for this one; if need be, the connection that has waited longest for a head ends."""
+    def _thin_out(self) -> None:
+        """Where far too many connections are open, end the one that has been longest without a request in hand. It may
+        be one that was refused; then it has had its answer."""
+        if len(self.connections) <= 2 * self.bounds.connections:
+            return
+        others = [c for c in self._others() if not c._is_closed]
+        if len(others) < 2 * self.bounds.connections:
+            return
+        idle = [c for c in others if c._is_waiting or c._clock.phase == "ending"]
+        if idle:
+            min(idle, key=_begun)._leave()
+        else:
+            self.transport.abort()
+
+    def _make_room(self, *, whole: bool = False) -> bool:
+        """Whether there is a place for this one: a free one, or that of the connection that has waited longest for a
+        head, which ends. A young one has sent its request maybe, and nobody has read it yet: it does not end, but loses
+        its place to a whole request."""
         if len(self.connections) <= self.bounds.connections:
             return True
-        others = (c for c in self.connections if isinstance(c, Connection) and c is not self)
-        waiting = [c for c in others if c.is_waiting]
-        if waiting:
-            min(waiting, key=lambda c: c._clock.begun).transport.close()
-        return bool(waiting)
+        placed = [c for c in self._others() if c._has_place]
+        if len(placed) < self.bounds.connections:
+            return True
+        waiting = [c for c in placed if c._is_waiting]
+        old = [c for c in waiting if not c._is_young]
+        if old:
+            min(old, key=_begun)._leave()
+        elif waiting and whole:
+            min(waiting, key=_begun)._clock.crowded = True
+        return bool(old or (waiting and whole))
+
+    def _others(self) -> list[Connection]:
+        return [c for c in self.connections if isinstance(c, Connection) and c is not self]
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no request is in hand: none has begun, or not all of its head is there. One that has just come has a
-        moment to send it."""
-        if self._clock.phase != "head" or self.transport.is_closing():
-            return False
+    def _is_closed(self) -> bool:
+        """Whether it was ended here and has nothing left to send."""
+        return self._clock.phase == "closed" and not self.transport.get_write_buffer_size()
+
+    @property
+    def _has_place(self) -> bool:
+        return not (self._clock.crowded or self._clock.phase == "ending" or self._is_closed)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request is in hand: none has begun, or not all of its head is there."""
+        return self._clock.phase == "head" and not self.transport.is_closing()
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether what is there of a head, or the connection, is."""
         idle = self.cycle is not None and not self._input
-        return idle or self.loop.time() - self._clock.begun > self.bounds.tick_seconds
+        return not idle and self.loop.time() - self._clock.begun <= self.bounds.young_seconds
+
+    def _leave(self) -> None:
+        """End it to make room."""
+        ending = self._clock.phase == "ending"
+        self._enter("closed")
+        if ending:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -195,7 +240,7 @@ class Connection(H11Protocol):
             return False
         try:
             head = read_head(bytes(self._input[:end]))
-            if self._clock.crowded and not self._make_room():
+            if self._clock.crowded and not self._make_room(whole=True):
                 raise RequestError(
                     "too many connections are open", status=503, code="too_many_connections"
                 )
@@ -207,6 +252,8 @@ class Connection(H11Protocol):
         self._path, self._origin = head.path, head.field(b"origin")
         self._seen, self._body_left = 0, head.length
         self._empty, self._answered = 0, False
+        self._handed = Handed()
+        self.app_state = self._handed.state  # uvicorn puts it into the scope
         self._enter("body")
         self._clock.length = head.length
         super().data_received(head.wire)
@@ -226,7 +273,8 @@ class Connection(H11Protocol):
         return not self._body_left
 
     def _request_read(self) -> None:
-        self._enter("head" if self._answered else "answer")
+        if self._clock.phase == "body":  # else h11 refused it
+            self._enter("head" if self._answered else "answer")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -239,19 +287,33 @@ class Connection(H11Protocol):
         self._clock.phase = phase
         self._clock.begun = self._clock.moved = self.loop.time()
 
+    @property
+    def _is_running(self) -> bool:
+        """Whether the application has a request in hand."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, error: RequestError) -> None:
         """Answer in the server's place, and end the connection so that the answer arrives."""
         self._unset_keepalive_if_required()
+        what, bare = failure(error), False
         if self._clock.phase == "head":  # the one in hand was not understood
             self._path, self._origin = path_of(self._input), origin_of(self._input)
-        what = failure(error)
+            self._handed, bare = Handed(), self._input[:5] == b"HEAD "
+        if self._is_running:
+            bare = self.scope["method"] == "HEAD"
+            self._handed.refused = what
+            self.cycle.disconnected = True  # the application learns that nobody is there
+            self.cycle.message_event.set()
+        else:
+            seconds = self.loop.time() - self._clock.begun
+            self.served.observer.refused(self._handed.id, what, seconds)
         body = json.dumps(self.served.table.error(self._path)(what), ensure_ascii=False).encode()
         fields = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
             *hints(what.status),
-            *named(uuid.uuid4().hex),
+            *named(self._handed.id),
             *guard.cors(self._origin, self.served.policy),
         ]
         phrase = HTTPStatus(what.status).phrase
@@ -260,7 +322,7 @@ class Connection(H11Protocol):
             *(f"{name}: {value}" for name, value in fields),
         ]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        self.transport.write(head if self._input[:5] == b"HEAD " else head + body)
+        self.transport.write(head if bare else head + body)
         self._input.clear()
         self._enter("ending")
         try:
@@ -289,15 +351,11 @@ class Connection(H11Protocol):
 
     def _cut(self, late: str) -> None:
         """End a connection whose client is too slow."""
-        running = self.cycle is not None and not self.cycle.response_complete
         if (late == "head" and not self._input) or (late == "body" and self._answered):
             self.transport.close()
-        elif running and self.cycle.response_started:
+        elif self._is_running and self.cycle.response_started:
             self.transport.abort()
         else:
-            if running:  # the application learns that nobody is there
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
             self._refuse(
                 RequestError(
                     f"the {late} of the request came too slowly",
@@ -311,7 +369,12 @@ class Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """The server ends: idle and refused connections close, others when they are answered."""
-        if self._clock.phase == "ending":
+        if self._clock.phase in ("ending", "closed"):
             self.transport.close()
         else:
             super().shutdown()
+
+
+def _begun(connection: Connection) -> float:
+    """When its phase began."""
+    return connection._clock.begun

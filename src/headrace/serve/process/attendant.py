@@ -94,6 +94,14 @@ class Attendant(Observer):
             if not quiet:
                 log.info("request", extra={"fields": watch.account.fields()})
 
+    def refused(self, request_id: str, what: Failure, seconds: float) -> None:
+        """See `Observer`. It is no use of the server."""
+        now = self._clock()
+        account = Account(now - seconds, request_id, status=what.status, error=what.code)
+        account.end(now)
+        self._metrics.count(account)
+        log.info("request", extra={"fields": account.fields()})
+
     def _register(self, body: Client, _context: Context) -> Json:
         return {"clients": self._clients.register(body.pid)}
 
@@ -138,6 +146,10 @@ class Attended(Watch):
     def failed(self, what: Failure) -> None:
         """See `Watch`."""
         self.account.error = self.account.error or what.code
+
+    def refused(self, what: Failure) -> None:
+        """See `Watch`."""
+        self.account.status, self.account.error = what.status, what.code
 
     def heard(self, running: Running, request: Request) -> Running:
         """See `Watch`."""
