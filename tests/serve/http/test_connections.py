@@ -217,7 +217,8 @@ def test_too_many_connections_are_told_so() -> None:
 
 
 def test_idle_connections_make_room() -> None:
-    with serving([], replace(QUICK, connections=2)) as (port, _), ExitStack() as stack:
+    limits = replace(QUICK, connections=2, young_seconds=0)
+    with serving([], limits) as (port, _), ExitStack() as stack:
         held = []
         for _ in range(3):
             held.append(stack.enter_context(Raw(port)))

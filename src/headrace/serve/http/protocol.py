@@ -90,12 +90,46 @@ def overdue(clock: Clock, now: float, *, some: bool, limits: Limits) -> str | No
     return None
 
 
+class Crowd:
+    """The connections of one server. placed: those that count as open. Without a request in hand are, longest first,
+    `_waiting` with a place, and `_outside` without one: their heads are not whole, or they were refused."""
+
+    def __init__(self) -> None:
+        self.placed: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
+        self._outside: dict[Connection, None] = {}
+
+    def put(self, connection: Connection) -> None:
+        """A phase of it began, or began again, or its place was lost or found."""
+        self.remove(connection)
+        clock = connection._clock
+        if clock.phase == "closed":
+            return
+        placed = not clock.crowded and clock.phase != "ending"
+        if placed:
+            self.placed.add(connection)
+        if clock.phase in ("head", "ending"):
+            (self._waiting if placed else self._outside)[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """It is closed."""
+        self.placed.discard(connection)
+        self._waiting.pop(connection, None)
+        self._outside.pop(connection, None)
+
+    def longest(self, *, placed: bool) -> Connection | None:
+        """Which has been without a request in hand for longest, of those with a place or without."""
+        found = self._waiting if placed else self._outside
+        return next((connection for connection in found if connection.is_idle), None)
+
+
 def protocol_class(app: App, limits: Limits) -> type[asyncio.Protocol]:
     """The class of the connections to `app`, for uvicorn's `http` setting."""
 
     class Bound(Connection):
         served = app
         bounds = limits
+        _crowd = Crowd()
 
     return Bound
 
@@ -105,6 +139,7 @@ class Connection(H11Protocol):
 
     served: App
     bounds: Limits
+    _crowd: Crowd
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -123,18 +158,16 @@ class Connection(H11Protocol):
         transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
         self._thin_out()
         self._clock.crowded = not self._make_room()
+        self._crowd.put(self)
 
     def _thin_out(self) -> None:
         """Where far too many connections are open, end the one that has been longest without a request in hand. It may
         be one that was refused; then it has had its answer."""
         if len(self.connections) <= 2 * self.bounds.connections:
             return
-        others = [c for c in self._others() if not c._is_closed]
-        if len(others) < 2 * self.bounds.connections:
-            return
-        idle = [c for c in others if c._is_waiting or c._clock.phase == "ending"]
-        if idle:
-            min(idle, key=_begun)._leave()
+        found = [c for c in (self._crowd.longest(placed=p) for p in (True, False)) if c]
+        if found:
+            min(found, key=lambda c: c._clock.begun)._leave()
         else:
             self.transport.abort()
 
@@ -142,53 +175,40 @@ class Connection(H11Protocol):
         """Whether there is a place for this one: a free one, or that of the connection that has waited longest for a
         head, which ends. A young one has sent its request maybe, and nobody has read it yet: it does not end, but loses
         its place to a whole request."""
-        if len(self.connections) <= self.bounds.connections:
+        if len(self._crowd.placed) < self.bounds.connections:
             return True
-        placed = [c for c in self._others() if c._has_place]
-        if len(placed) < self.bounds.connections:
-            return True
-        waiting = [c for c in placed if c._is_waiting]
-        old = [c for c in waiting if not c._is_young]
-        if old:
-            min(old, key=_begun)._leave()
-        elif waiting and whole:
-            min(waiting, key=_begun)._clock.crowded = True
-        return bool(old or (waiting and whole))
-
-    def _others(self) -> list[Connection]:
-        return [c for c in self.connections if isinstance(c, Connection) and c is not self]
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether it was ended here and has nothing left to send."""
-        return self._clock.phase == "closed" and not self.transport.get_write_buffer_size()
-
-    @property
-    def _has_place(self) -> bool:
-        return not (self._clock.crowded or self._clock.phase == "ending" or self._is_closed)
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether no request is in hand: none has begun, or not all of its head is there."""
-        return self._clock.phase == "head" and not self.transport.is_closing()
-
-    @property
-    def _is_young(self) -> bool:
-        """Whether what is there of a head, or the connection, is."""
-        idle = self.cycle is not None and not self._input
-        return not idle and self.loop.time() - self._clock.begun <= self.bounds.young_seconds
+        longest = self._crowd.longest(placed=True)
+        if longest is None:
+            return False
+        if self.loop.time() - longest._clock.begun > self.bounds.young_seconds:
+            longest._leave()
+        elif whole:
+            longest._clock.crowded = True
+            self._crowd.put(longest)
+        else:
+            return False
+        return True
 
     def _leave(self) -> None:
         """End it to make room."""
         ending = self._clock.phase == "ending"
         self._enter("closed")
+        self.connections.discard(self)
         if ending:
             self.transport.abort()
         else:
             self.transport.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may end to make room, which costs nobody an answer."""
+        if self.transport.is_closing():
+            return False
+        return self._clock.phase == "ending" or not self.transport.get_write_buffer_size()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._enter("closed")
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -201,6 +221,7 @@ class Connection(H11Protocol):
             return
         if self._clock.phase == "head" and not self._input:
             self._clock.begun = self._clock.moved
+            self._crowd.put(self)
         self._input += data
         self._advance()
 
@@ -284,8 +305,11 @@ class Connection(H11Protocol):
             self._advance()
 
     def _enter(self, phase: Phase) -> None:
+        if self._clock.phase == "closed":
+            return
         self._clock.phase = phase
         self._clock.begun = self._clock.moved = self.loop.time()
+        self._crowd.put(self)
 
     @property
     def _is_running(self) -> bool:
@@ -373,8 +397,3 @@ class Connection(H11Protocol):
             self.transport.close()
         else:
             super().shutdown()
-
-
-def _begun(connection: Connection) -> float:
-    """When its phase began."""
-    return connection._clock.begun
