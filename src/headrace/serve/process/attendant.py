@@ -91,7 +91,7 @@ class Attendant(Observer):
                 self._running.discard(watch.generation)
             watch.account.end(now)
             self._metrics.count(watch.account)
-            if not quiet:
+            if not quiet or watch.is_refused:
                 log.info("request", extra={"fields": watch.account.fields()})
 
     def refused(self, request_id: str, what: Failure, seconds: float) -> None:
@@ -126,6 +126,7 @@ class Attended(Watch):
         self._clock = clock
         self.account = account
         self.generation: Heard | None = None
+        self.is_refused = False
 
     def admit(self) -> None:
         """See `Watch`."""
@@ -150,6 +151,7 @@ class Attended(Watch):
     def refused(self, what: Failure) -> None:
         """See `Watch`."""
         self.account.status, self.account.error = what.status, what.code
+        self.is_refused = True
 
     def heard(self, running: Running, request: Request) -> Running:
         """See `Watch`."""
