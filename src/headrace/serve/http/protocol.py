@@ -100,7 +100,7 @@ class Crowd:
         self._outside: dict[Connection, None] = {}
 
     def put(self, connection: Connection) -> None:
-        """A phase of it began, or began again, or its place was lost or found."""
+        """A phase of it began, or began again, or it lost its place and is last in line without one."""
         self.remove(connection)
         clock = connection._clock
         if clock.phase == "closed":
