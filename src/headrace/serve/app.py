@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +22,7 @@ from headrace.serve.dialect import Context, Count, Counting, Endpoint, Exchange,
 from headrace.serve.events import Event, Failed, Failure, Finished, collected
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.http import guard
-from headrace.serve.http.answer import Answer, App, hints, named
+from headrace.serve.http.answer import Answer, App, Handed, hints, named
 from headrace.serve.http.body import Room, apart, check_type, parsed, received
 from headrace.serve.http.guard import Policy
 from headrace.serve.http.openapi import described
@@ -63,7 +62,8 @@ def create_app(
     if keepalive is None:
         keepalive = KEEPALIVE_SECONDS
     description.update(described(dialects, own, backend.card.version, policy.api_key is not None))
-    return App(table, policy, Served(backend, table, policy, keepalive, room or Room(), observer))
+    served = Served(backend, table, policy, keepalive, room or Room(), observer)
+    return App(table, policy, observer, served)
 
 
 class Served:
@@ -91,21 +91,29 @@ class Served:
             return
         http = HttpRequest(scope, receive)
         headers = {name.lower(): value for name, value in http.headers.items()}
-        request_id = uuid.uuid4().hex
-        always = (*named(request_id), *guard.cors(headers.get("origin"), self._policy))
+        handed = Handed.of(scope)
+        always = (*named(handed.id), *guard.cors(headers.get("origin"), self._policy))
         answer = Answer(http, send, always)
-        looking = self._observer.request(scope["path"], request_id)
-        with looking as answer.watch, suppress(ClientDisconnect):
-            try:
-                await self._answer(http, headers, request_id, answer)
-            except ClientDisconnect:
+        with self._observer.request(scope["path"], handed.id) as answer.watch:
+            with suppress(ClientDisconnect):
+                await self._try(http, headers, handed.id, answer)
+            if handed.refused is not None:
+                answer.watch.refused(handed.refused)
+
+    async def _try(
+        self, http: HttpRequest, headers: Mapping[str, str], request_id: str, answer: Answer
+    ) -> None:
+        """Answer, if need be with an error."""
+        try:
+            await self._answer(http, headers, request_id, answer)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if answer.begun:  # the server cuts the connection, which no client takes for an end
                 raise
-            except Exception as error:
-                if answer.begun:  # the server cuts the connection, which no client takes for an end
-                    raise
-                if not isinstance(error, HeadraceError):
-                    log.exception("a request failed")
-                await self._fail(failure(error), scope["path"], answer)
+            if not isinstance(error, HeadraceError):
+                log.exception("a request failed")
+            await self._fail(failure(error), http.scope["path"], answer)
 
     async def _answer(
         self, http: HttpRequest, headers: Mapping[str, str], request_id: str, answer: Answer

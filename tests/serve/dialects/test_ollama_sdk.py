@@ -380,7 +380,10 @@ def test_the_command_line_finds_the_server() -> None:
         assert httpx.head(url).status_code == 200
         assert "Ollama is running" in httpx.get(url).text
         assert httpx.get(f"{url}/api/version").json() == {"version": "0.0.1"}
-        assert httpx.post(f"{url}/api/blobs/sha256:{'0' * 64}", content=b"x").status_code == 501
+        blob = f"{url}/api/blobs/sha256:{'0' * 64}"
+        assert httpx.head(blob).status_code == 404  # else it takes the blob for sent
+        assert list(httpx.get(blob).json()) == ["error"]
+        assert httpx.post(blob, content=b"x").status_code == 501
 
 
 RUN = {"model": "painted", "format": "", "options": {}, "keep_alive": "5m0s", "think": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +22,14 @@ from serve.scripted import ScriptedBackend
 
 ASK = b'{"text": "Hi"}'
 STREAM = b'{"text": "Hi", "stream": true}'
+PATIENT = replace(
+    QUICK,
+    connections=3,
+    young_seconds=1000,
+    head_seconds=1000,
+    ending_pause=1000,
+    ending_seconds=1000,
+)
 HANGING = 1000.0  # seconds of a script that no test waits for
 DONE = Finished("stop", Usage(3, 0, 1))
 
@@ -181,6 +190,15 @@ def test_an_idle_connection_is_closed_and_a_used_one_kept() -> None:
         assert raw.ended()
 
 
+def test_an_empty_line_keeps_no_idle_connection() -> None:
+    limits = replace(QUICK, idle_seconds=1, head_seconds=1000)
+    with serving([], limits) as (port, _), Raw(port) as raw:
+        raw.send(request("GET", "/health") + b"\r\n")
+        assert raw.answer().status == 200
+        raw.send(b"\r\n")
+        assert raw.ended()
+
+
 def test_too_many_connections_are_told_so() -> None:
     limits = replace(QUICK, connections=3)
     with serving([Started(3, 0), HANGING, DONE], limits) as (port, backend), ExitStack() as stack:
@@ -200,7 +218,8 @@ def test_too_many_connections_are_told_so() -> None:
 
 
 def test_idle_connections_make_room() -> None:
-    with serving([], replace(QUICK, connections=2)) as (port, _), ExitStack() as stack:
+    limits = replace(QUICK, connections=2, young_seconds=0)
+    with serving([], limits) as (port, _), ExitStack() as stack:
         held = []
         for _ in range(3):
             held.append(stack.enter_context(Raw(port)))
@@ -214,13 +233,56 @@ def test_idle_connections_make_room() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /plain/model HTTP/1.1\r\nHost: local"])
 def test_connections_without_a_request_make_room(sent: bytes) -> None:
-    limits = replace(QUICK, connections=3, head_seconds=1000, ending_pause=1000)
-    with serving([], limits) as (port, _), ExitStack() as stack:
+    with serving([], replace(PATIENT, young_seconds=0.1)) as (port, _), ExitStack() as stack:
         held = [stack.enter_context(Raw(port)) for _ in range(3)]
         for raw in held if sent else ():
             raw.send(sent)
-        wait(lambda: asked(port, request("GET", "/health")).status == 200)
+        time.sleep(0.2)  # now none is young
+        assert asked(port, request("GET", "/health")).status == 200
         assert held[0].ended()  # it had waited longest
+
+
+@pytest.mark.parametrize("sent", [0, 20])
+def test_a_young_connection_gives_its_place_to_a_whole_request_and_stays(sent: int) -> None:
+    ask = request("GET", "/plain/model")
+    with serving([], PATIENT) as (port, _), ExitStack() as stack:
+        held = [stack.enter_context(Raw(port)) for _ in range(3)]
+        for raw in held if sent else ():
+            raw.send(ask[:sent])
+        for _ in range(5):
+            assert asked(port, request("GET", "/health")).status == 200
+        for raw in held:
+            raw.send(ask[sent:])
+            assert raw.answer().status == 200
+
+
+def test_requests_are_answered_in_a_crowd_of_connections_without_any() -> None:
+    with serving([], PATIENT) as (port, _), ExitStack() as stack:
+        held = [stack.enter_context(Raw(port)) for _ in range(20)]
+        for raw in held[10:]:
+            with suppress(ConnectionError):  # it was one too many
+                raw.send(b"GET /plain/model HTTP/1.1\r\nHost: local")
+        for _ in range(8):
+            assert asked(port, request("GET", "/health", b"", "Connection: close")).status == 200
+        assert held[0].ended()
+        held[-1].send(b"host\r\n\r\n")
+        assert held[-1].answer().status == 200
+
+
+def test_refused_connections_are_told_so_however_many_come_and_whatever_they_still_send() -> None:
+    limits = replace(PATIENT, connections=2)
+    with serving([Started(3, 0), HANGING, DONE], limits) as (port, backend), ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(Raw(port)).send(request("POST", "/plain/ask", ASK))
+        wait(lambda: len(backend.runs) == 2)
+        refused = []
+        for _ in range(10):  # more than are kept: who was told longest ago goes
+            refused.append(stack.enter_context(Raw(port)))
+            refused[-1].send(request("POST", "/plain/ask", bytes(300_000)))
+            got = refused[-1].answer()
+            assert (got.status, got.json["code"]) == (503, "too_many_connections")
+        assert refused[-1].ended()
+        assert not any(run.cancelled for run in backend.runs)
 
 
 def test_a_request_in_hand_makes_no_room() -> None:
@@ -235,15 +297,13 @@ def test_a_request_in_hand_makes_no_room() -> None:
             assert raw.answer().json == {"text": "So"}
 
 
-def test_connections_far_over_the_limit_are_dropped() -> None:
-    patient = replace(
-        QUICK, connections=2, tick_seconds=30, ending_pause=30, ending_seconds=30
-    )  # none has waited for a tick
-    with serving([], patient) as (port, _), ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(Raw(port))
-        with Raw(port) as raw, suppress(ConnectionResetError):
-            assert raw.ended()
+def test_far_over_the_limit_the_connection_ends_that_has_waited_longest() -> None:
+    with serving([], PATIENT) as (port, _), ExitStack() as stack:
+        held = [stack.enter_context(Raw(port)) for _ in range(7)]
+        assert held[0].ended()
+        for raw in held[1:4]:
+            raw.send(request("GET", "/plain/model"))
+            assert raw.answer().status == 200
 
 
 def test_a_reader_that_takes_nothing_is_cut_off() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.serve.app import create_app
 from headrace.serve.events import Finished, Started, TextDelta, Usage
-from headrace.serve.http.head import MAX_BODY, MAX_FIELDS, MAX_HEAD
+from headrace.serve.http.head import MAX_BODY, MAX_EMPTY, MAX_FIELDS, MAX_HEAD
 from serve.http.plain import plain
 from serve.http.wired import Raw, asked, request, wired
 from serve.scripted import ScriptedBackend
@@ -43,8 +43,9 @@ POST = ("POST /plain/ask HTTP/1.1", "Host: localhost")
         (lines(*POST, "Content-Length:", body=b"{}"), 400, "one number"),
         (lines(*POST, "Content-Length: \xb2", body=b"{}"), 400, "one number"),
         (lines(*POST, "Content-Length: 1 2", body=b"{}"), 400, "one number"),
-        (lines(*POST, "Content-Length: " + "9" * 40), 400, "one number"),
         (lines(*POST, "Content-Length: " + "9" * 18), 413, "larger than"),
+        (lines(*POST, "Content-Length: " + "9" * 19), 413, "larger than"),
+        (lines(*POST, "Content-Length: " + "9" * 10_000), 413, "larger than"),
         (lines(*POST, "Content-Length : 2", body=b"{}"), 400, "header line"),
         (lines(*POST, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\n"), 411, "chunked"),
         (lines(*POST, "Transfer-Encoding: Chunked", body=b"0\r\n\r\n"), 411, "chunked"),
@@ -78,7 +79,8 @@ POST = ("POST /plain/ask HTTP/1.1", "Host: localhost")
         (b"GET /plain/model HTTP/1.1\nHost: localhost\n\n", 400, "CR LF"),
         (b"GET /plain/model HTTP/1.1\r\nHost: localhost\n\r\n", 400, "CR LF"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "no HTTP/1"),
-        (b"\r\n\r\nGET / HTTP/1.1\r\n", 400, "no HTTP/1"),
+        (b"\r\n" * (MAX_EMPTY + 1) + b"GET / HTTP/1.1\r\n", 400, "no HTTP/1"),
+        (b"\r\n\nGET / HTTP/1.1\r\n", 400, "no HTTP/1"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [0, 1])
@@ -136,6 +138,23 @@ def test_pipelined_requests_are_answered_in_order(port: int, step: int) -> None:
         assert got[1].json == {"text": "Hello"}
         assert got[3].json == {"wrong": "no 7", "code": "not_found"}
         assert raw.ended()
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 2, MAX_EMPTY])
+def test_empty_lines_in_front_of_a_request_are_ignored(port: int, step: int, count: int) -> None:
+    empty = b"\r\n" * count
+    data = empty + request("POST", "/plain/ask", ASK) + empty + request("GET", "/plain/model")
+    with Raw(port) as raw:
+        raw.send(data, step=step)
+        assert [raw.answer().status for _ in range(2)] == [200, 200]
+        raw.send(empty + request("GET", "/nowhere"), step=step)
+        assert raw.answer().status == 404
+
+
+def test_zeros_in_front_of_a_length_are_nothing(port: int) -> None:
+    data = lines(*POST, "Content-Length: " + "0" * 5000 + str(len(ASK)), body=ASK)
+    assert asked(port, data).json == {"text": "Hello"}
 
 
 def test_a_wrong_request_behind_a_right_one_comes_second(port: int) -> None:

@@ -371,17 +371,20 @@ def _told(index: int, call: ToolCall) -> Json:
     return {"id": f"call_{call.id}", "function": function}
 
 
-def _refusal(status: int, message: str, hint: str) -> Callable[[None, Context], Json]:
+def _refusal(
+    status: int, message: str, hint: str, code: str = UNSUPPORTED
+) -> Callable[[None, Context], Json]:
     def refuse(_body: None, context: Context) -> Json:
-        raise RequestError(message, status=status, code=UNSUPPORTED, hint=hint)
+        raise RequestError(message, status=status, code=code, hint=hint)
 
     return refuse
 
 
 _EMBED = _refusal(400, "embeddings are not supported", "the served model generates text")
-_MANAGE = _refusal(
-    501, "the server does not manage models", "use headrace pull, then start the server with it"
-)
+_PULL = "use headrace pull, then start the server with it"
+_MANAGE = _refusal(501, "the server does not manage models", _PULL)
+# HEAD asks whether a blob has to be sent; 200 would mean that it is there.
+_NO_BLOB = _refusal(404, "the server has no blobs", _PULL, "not_found")
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Generate("/api/chat", wire.ChatBody, _chat),
@@ -399,4 +402,5 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Tell("POST", "/api/copy", _MANAGE),
     Tell("DELETE", "/api/delete", _MANAGE),
     Tell("POST", "/api/blobs/{digest}", _MANAGE),
+    Tell("GET", "/api/blobs/{digest}", _NO_BLOB),
 )

@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Message, Send
+from starlette.types import ASGIApp, Message, Scope, Send
 
+from headrace.serve.events import Failure
 from headrace.serve.http import guard
 from headrace.serve.http.guard import Policy
 from headrace.serve.http.routes import Table
 from headrace.serve.request import Json
-from headrace.serve.telemetry.observer import Watch
+from headrace.serve.telemetry.observer import Observer, Watch
+
+_HANDED = "headrace"  # the key of a scope's state
 
 
 class App(Starlette):
-    """An ASGI application. table and policy: for whoever answers in its place, as `protocol` does."""
+    """An ASGI application. table, policy and observer: for whoever answers in its place, as `protocol` does."""
 
-    def __init__(self, table: Table, policy: Policy, served: ASGIApp) -> None:
+    def __init__(self, table: Table, policy: Policy, observer: Observer, served: ASGIApp) -> None:
         super().__init__()
         self.table = table
         self.policy = policy
+        self.observer = observer
         self.router.redirect_slashes = False
         self.router.default = served
+
+
+@dataclass
+class Handed:
+    """What a connection and the application both know of a request. refused: what the connection answered in the
+    application's place, which then learns that the client is gone."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    refused: Failure | None = None
+
+    @property
+    def state(self) -> dict[str, object]:
+        """For the state of the request's scope."""
+        return {_HANDED: self}
+
+    @staticmethod
+    def of(scope: Scope) -> Handed:
+        """What came with a request; its own where nothing did."""
+        handed = scope.get("state", {}).get(_HANDED)
+        return handed if isinstance(handed, Handed) else Handed()
 
 
 class Answer:

@@ -13,12 +13,13 @@ from headrace.serve.failure import INVALID, RequestError
 MAX_HEAD = 64 << 10  # bytes, with the blank line
 MAX_FIELDS = 1000
 MAX_BODY = 32 << 20  # bytes
+MAX_EMPTY = 4  # lines in front of a request
 
 _END = re.compile(rb"\n\r?\n")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_LENGTH = re.compile(rb"0*([0-9]+)")
 _ORIGIN = re.compile(rb"\r\n[Oo]rigin:[ \t]*([\x21-\x7e]+)[ \t]*\r\n")
 _ABSOLUTE = re.compile(r"https?://([^/?#@]+)(/[^?#]*)?(\?.*)?", re.IGNORECASE)
 
@@ -47,9 +48,17 @@ class Head:
 
     @property
     def wire(self) -> bytes:
-        """The head in its plainest form: path as target, one Host, no space around values."""
+        """The head in its plainest form: path as target, one Host, no space around values, no zero before a length."""
         host = () if self.host is None else ((b"host", self.host.encode("latin-1")),)
-        fields = (*host, *(field for field in self.fields if field[0] != b"host"))
+        length = str(self.length).encode()
+        fields = (
+            *host,
+            *(
+                (name, length if name == b"content-length" else value)
+                for name, value in self.fields
+                if name != b"host"
+            ),
+        )
         lines = [f"{self.method} {self.target} HTTP/1.{self.minor}".encode()]
         lines += [name + b": " + value for name, value in fields]
         return b"\r\n".join([*lines, b"", b""])
@@ -140,11 +149,12 @@ def _length(fields: Fields, minor: int) -> int:
         raise RequestError("unknown Transfer-Encoding", status=501, code="unsupported")
     if not lengths:
         return 0
-    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
+    digits = _LENGTH.fullmatch(lengths[0])
+    if len(lengths) > 1 or digits is None:
         raise RequestError("Content-Length has to be one number", code=INVALID)
-    if int(lengths[0]) > MAX_BODY:
+    if len(digits[1]) > len(str(MAX_BODY)) or int(digits[1]) > MAX_BODY:
         raise too_large()
-    return int(lengths[0])
+    return int(digits[1])
 
 
 def _expectation(fields: Fields, minor: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -19,8 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.serve.failure import RequestError, failure
 from headrace.serve.http import guard
-from headrace.serve.http.answer import App, hints, named
+from headrace.serve.http.answer import App, Handed, hints, named
 from headrace.serve.http.head import (
+    MAX_EMPTY,
     MAX_HEAD,
     begins_well,
     end_of_head,
@@ -30,20 +30,22 @@ from headrace.serve.http.head import (
     read_head,
 )
 
-Phase = Literal["head", "body", "answer", "ending"]
+Phase = Literal["head", "body", "answer", "ending", "closed"]
 
 
 @dataclass(frozen=True)
 class Limits:
     """Seconds and bytes that one connection may take, and how many connections there may be.
 
-    head_seconds: for a whole head. body_seconds and body_rate: for a body of so many bytes a second. idle_seconds:
-    between requests. stall_seconds: of a reader that takes nothing. ending_*: of what is thrown away behind a refusal.
-    ahead_bytes: of requests that were sent before the answer to the one in hand. grace_seconds: for answers when the
-    server ends.
+    connections: with a place; as many more may send a request, or be told that there is no place. young_seconds: in
+    which a connection may send its request before it is closed to make room. head_seconds: for a whole head.
+    body_seconds and body_rate: for a body of so many bytes a second. idle_seconds: between requests. stall_seconds: of
+    a reader that takes nothing. ending_*: of what is thrown away behind a refusal. ahead_bytes: of requests that were
+    sent before the answer to the one in hand. grace_seconds: for answers when the server ends.
     """
 
     connections: int = 256
+    young_seconds: float = 0.5
     head_seconds: float = 10.0
     body_seconds: float = 30.0
     body_rate: int = 64 << 10
@@ -68,7 +70,7 @@ class Clock:
     taken: float = 0.0  # the reader last took something
     unsent: int = 0  # bytes, at the last look
     length: int = 0  # bytes of the body
-    crowded: bool = False  # more connections than there may be
+    crowded: bool = False  # without a place
 
 
 def overdue(clock: Clock, now: float, *, some: bool, limits: Limits) -> str | None:
@@ -88,12 +90,46 @@ def overdue(clock: Clock, now: float, *, some: bool, limits: Limits) -> str | No
     return None
 
 
+class Crowd:
+    """The connections of one server. placed: those that count as open. Without a request in hand are, longest first,
+    `_waiting` with a place, and `_outside` without one: their heads are not whole, or they were refused."""
+
+    def __init__(self) -> None:
+        self.placed: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
+        self._outside: dict[Connection, None] = {}
+
+    def put(self, connection: Connection) -> None:
+        """A phase of it began, or began again, or it lost its place and is last in line without one."""
+        self.remove(connection)
+        clock = connection._clock
+        if clock.phase == "closed":
+            return
+        placed = not clock.crowded and clock.phase != "ending"
+        if placed:
+            self.placed.add(connection)
+        if clock.phase in ("head", "ending"):
+            (self._waiting if placed else self._outside)[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """It is closed."""
+        self.placed.discard(connection)
+        self._waiting.pop(connection, None)
+        self._outside.pop(connection, None)
+
+    def longest(self, *, placed: bool) -> Connection | None:
+        """Which has been without a request in hand for longest, of those with a place or without."""
+        found = self._waiting if placed else self._outside
+        return next((connection for connection in found if connection.is_idle), None)
+
+
 def protocol_class(app: App, limits: Limits) -> type[asyncio.Protocol]:
     """The class of the connections to `app`, for uvicorn's `http` setting."""
 
     class Bound(Connection):
         served = app
         bounds = limits
+        _crowd = Crowd()
 
     return Bound
 
@@ -103,51 +139,80 @@ class Connection(H11Protocol):
 
     served: App
     bounds: Limits
+    _crowd: Crowd
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         now = self.loop.time()
         self._input = bytearray()
         self._seen = 0  # bytes of the input without an end of a head
-        self._blank = False  # an empty line in front of the head was dropped
+        self._empty = 0  # lines in front of the head that were dropped
         self._body_left = 0
         self._answered = False  # before the body was there
         self._discarded = 0
         self._path = ""
         self._origin: str | None = None
+        self._handed = Handed()
         self._clock = Clock("head", now, now, now)
         self._timer = self.loop.call_later(self.bounds.tick_seconds, self._tick)
         transport.set_write_buffer_limits(high=self.bounds.unsent_bytes)
+        self._thin_out()
         self._clock.crowded = not self._make_room()
-        if self._clock.crowded and len(self.connections) > 2 * self.bounds.connections:
-            transport.abort()
+        self._crowd.put(self)
 
-    def _make_room(self) -> bool:
-        """Whether there is room for this one; if need be, the connection that has waited longest for a head ends."""
-        if len(self.connections) <= self.bounds.connections:
+    def _thin_out(self) -> None:
+        """Where far too many connections are open, end the one that has been longest without a request in hand. It may
+        be one that was refused; then it has had its answer."""
+        if len(self.connections) <= 2 * self.bounds.connections:
+            return
+        found = [c for c in (self._crowd.longest(placed=p) for p in (True, False)) if c]
+        if found:
+            min(found, key=lambda c: c._clock.begun)._leave()
+        else:
+            self.transport.abort()
+
+    def _make_room(self, *, whole: bool = False) -> bool:
+        """Whether there is a place for this one: a free one, or that of the connection that has waited longest for a
+        head, which ends. A young one has sent its request maybe, and nobody has read it yet: it does not end, but loses
+        its place to a whole request."""
+        if len(self._crowd.placed) < self.bounds.connections:
             return True
-        others = (c for c in self.connections if isinstance(c, Connection) and c is not self)
-        waiting = [c for c in others if c.is_waiting]
-        if waiting:
-            min(waiting, key=lambda c: c._clock.begun).transport.close()
-        return bool(waiting)
+        longest = self._crowd.longest(placed=True)
+        if longest is None:
+            return False
+        if self.loop.time() - longest._clock.begun > self.bounds.young_seconds:
+            longest._leave()
+        elif whole:
+            longest._clock.crowded = True
+            self._crowd.put(longest)
+        else:
+            return False
+        return True
+
+    def _leave(self) -> None:
+        """End it to make room."""
+        ending = self._clock.phase == "ending"
+        self._enter("closed")
+        self.connections.discard(self)
+        if ending:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no request is in hand: none has begun, or not all of its head is there. One that has just come has a
-        moment to send it."""
-        if self._clock.phase != "head" or self.transport.is_closing():
+    def is_idle(self) -> bool:
+        """Whether it may end to make room, which costs nobody an answer."""
+        if self.transport.is_closing():
             return False
-        idle = self.cycle is not None and not self._input
-        return idle or self.loop.time() - self._clock.begun > self.bounds.tick_seconds
+        return self._clock.phase == "ending" or not self.transport.get_write_buffer_size()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._enter("closed")
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         self._clock.moved = self.loop.time()
         if self._clock.phase == "ending":
             self._discarded += len(data)
@@ -156,6 +221,7 @@ class Connection(H11Protocol):
             return
         if self._clock.phase == "head" and not self._input:
             self._clock.begun = self._clock.moved
+            self._crowd.put(self)
         self._input += data
         self._advance()
 
@@ -177,9 +243,12 @@ class Connection(H11Protocol):
                     return
 
     def _read_head(self) -> bool:
-        if self._input[:2] == b"\r\n" and not self._blank:  # some clients end a body with it
+        while self._empty < MAX_EMPTY and self._input[:2] == b"\r\n":  # some end a body with them
             del self._input[:2]
-            self._blank, self._seen = True, 0
+            self._empty, self._seen = self._empty + 1, 0
+        if not self._input:  # and is as idle as before
+            return False
+        self._unset_keepalive_if_required()
         end = end_of_head(self._input, self._seen)
         self._seen = len(self._input)
         if (end if end >= 0 else self._seen) > MAX_HEAD:
@@ -192,7 +261,7 @@ class Connection(H11Protocol):
             return False
         try:
             head = read_head(bytes(self._input[:end]))
-            if self._clock.crowded and not self._make_room():
+            if self._clock.crowded and not self._make_room(whole=True):
                 raise RequestError(
                     "too many connections are open", status=503, code="too_many_connections"
                 )
@@ -203,7 +272,9 @@ class Connection(H11Protocol):
         self._clock.crowded = False
         self._path, self._origin = head.path, head.field(b"origin")
         self._seen, self._body_left = 0, head.length
-        self._blank = self._answered = False
+        self._empty, self._answered = 0, False
+        self._handed = Handed()
+        self.app_state = self._handed.state  # uvicorn puts it into the scope
         self._enter("body")
         self._clock.length = head.length
         super().data_received(head.wire)
@@ -223,34 +294,50 @@ class Connection(H11Protocol):
         return not self._body_left
 
     def _request_read(self) -> None:
-        self._enter("head" if self._answered else "answer")
+        if self._clock.phase == "body":  # else h11 refused it
+            self._enter("head" if self._answered else "answer")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._answered = True
         if self._clock.phase == "answer":
             self._enter("head")
-            if self._input:
-                self._unset_keepalive_if_required()
-                self._advance()
+            self._advance()
 
     def _enter(self, phase: Phase) -> None:
+        if self._clock.phase == "closed":
+            return
         self._clock.phase = phase
         self._clock.begun = self._clock.moved = self.loop.time()
+        self._crowd.put(self)
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether the application has a request in hand."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: RequestError) -> None:
         """Answer in the server's place, and end the connection so that the answer arrives."""
         self._unset_keepalive_if_required()
+        what, bare = failure(error), False
         if self._clock.phase == "head":  # the one in hand was not understood
             self._path, self._origin = path_of(self._input), origin_of(self._input)
-        what = failure(error)
+            self._handed, bare = Handed(), self._input[:5] == b"HEAD "
+        if self._is_running:
+            bare = self.scope["method"] == "HEAD"
+            self._handed.refused = what
+            self.cycle.disconnected = True  # the application learns that nobody is there
+            self.cycle.message_event.set()
+        else:
+            seconds = self.loop.time() - self._clock.begun
+            self.served.observer.refused(self._handed.id, what, seconds)
         body = json.dumps(self.served.table.error(self._path)(what), ensure_ascii=False).encode()
         fields = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
             *hints(what.status),
-            *named(uuid.uuid4().hex),
+            *named(self._handed.id),
             *guard.cors(self._origin, self.served.policy),
         ]
         phrase = HTTPStatus(what.status).phrase
@@ -259,7 +346,7 @@ class Connection(H11Protocol):
             *(f"{name}: {value}" for name, value in fields),
         ]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        self.transport.write(head if self._input[:5] == b"HEAD " else head + body)
+        self.transport.write(head if bare else head + body)
         self._input.clear()
         self._enter("ending")
         try:
@@ -288,15 +375,11 @@ class Connection(H11Protocol):
 
     def _cut(self, late: str) -> None:
         """End a connection whose client is too slow."""
-        running = self.cycle is not None and not self.cycle.response_complete
         if (late == "head" and not self._input) or (late == "body" and self._answered):
             self.transport.close()
-        elif running and self.cycle.response_started:
+        elif self._is_running and self.cycle.response_started:
             self.transport.abort()
         else:
-            if running:  # the application learns that nobody is there
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
             self._refuse(
                 RequestError(
                     f"the {late} of the request came too slowly",
@@ -310,7 +393,7 @@ class Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """The server ends: idle and refused connections close, others when they are answered."""
-        if self._clock.phase == "ending":
+        if self._clock.phase in ("ending", "closed"):
             self.transport.close()
         else:
             super().shutdown()

@@ -13,6 +13,8 @@ from headrace.serve.http.protocol import Limits, protocol_class
 
 HOST = "127.0.0.1"
 PORT = 11434
+BACKLOG = 1024  # connections that nobody has accepted yet
+ACCEPTED = 32  # at a time, so that those before them are read first
 
 
 def listening(host: str = HOST, port: int = PORT) -> socket.socket:
@@ -23,7 +25,7 @@ def listening(host: str = HOST, port: int = PORT) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), port))
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -32,6 +34,15 @@ def listening(host: str = HOST, port: int = PORT) -> socket.socket:
             ) from None
         raise SettingError(f"cannot listen on {host} port {port}: {error}") from None
     return listener
+
+
+class Server(uvicorn.Server):
+    """Accepts few connections at a time, and lets many wait for it: asyncio has one number for both."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
 
 def server(app: App, limits: Limits | None = None) -> uvicorn.Server:
@@ -45,10 +56,11 @@ def server(app: App, limits: Limits | None = None) -> uvicorn.Server:
         log_config=None,
         log_level="warning",
         access_log=False,
+        backlog=ACCEPTED,
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=limits.idle_seconds,
         h11_max_incomplete_event_size=1 << 20,  # the gate has measured the head
         timeout_graceful_shutdown=limits.grace_seconds,
     )
-    return uvicorn.Server(config)
+    return Server(config)

@@ -104,8 +104,16 @@ class Attendant(Observer):
                 watch.account.progress = watch.generation.progress
             watch.account.end(now)
             self._metrics.count(watch.account)
-            if not quiet:
+            if not quiet or watch.is_refused:
                 log.info("request", extra={"fields": watch.account.fields()})
+
+    def refused(self, request_id: str, what: Failure, seconds: float) -> None:
+        """See `Observer`. It is no use of the server."""
+        now = self._clock()
+        account = Account(now - seconds, request_id, status=what.status, error=what.code)
+        account.end(now)
+        self._metrics.count(account)
+        log.info("request", extra={"fields": account.fields()})
 
     def _register(self, body: Client, _context: Context) -> Json:
         return {"clients": self._clients.register(body.pid)}
@@ -131,6 +139,7 @@ class Attended(Watch):
         self._clock = clock
         self.account = account
         self.generation: Heard | None = None
+        self.is_refused = False
 
     def admit(self) -> None:
         """See `Watch`."""
@@ -151,6 +160,11 @@ class Attended(Watch):
     def failed(self, what: Failure) -> None:
         """See `Watch`."""
         self.account.error = self.account.error or what.code
+
+    def refused(self, what: Failure) -> None:
+        """See `Watch`."""
+        self.account.status, self.account.error = what.status, what.code
+        self.is_refused = True
 
     def heard(self, running: Running, request: Request) -> Running:
         """See `Watch`."""

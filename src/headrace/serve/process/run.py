@@ -23,7 +23,7 @@ from headrace.errors import SettingError
 from headrace.serve.app import create_app
 from headrace.serve.backend import Backend
 from headrace.serve.http.guard import policy_for
-from headrace.serve.http.server import HOST, PORT, listening, server
+from headrace.serve.http.server import HOST, PORT, Server, listening, server
 from headrace.serve.process import lock
 from headrace.serve.process.asking import described
 from headrace.serve.process.attendant import Attendant
@@ -130,8 +130,8 @@ async def _serve(
             watching.cancel()
 
 
-class Serving(uvicorn.Server):
-    """uvicorn's server, which leaves signals to `Signals`."""
+class Serving(Server):
+    """A server that leaves signals to `Signals`."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         config.timeout_graceful_shutdown = GRACE

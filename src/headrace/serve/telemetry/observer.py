@@ -29,6 +29,9 @@ class Watch:
     def failed(self, what: Failure) -> None:
         """The answer is this error."""
 
+    def refused(self, what: Failure) -> None:
+        """This was answered in the application's place, whatever it was about to say."""
+
     def heard(self, running: Running, request: Request) -> Running:
         """The generation as it is to be used: what it tells is heard on the way."""
         return running
@@ -43,3 +46,6 @@ class Observer:
     def request(self, path: str, request_id: str) -> Iterator[Watch]:
         """A request, from its head to the end of its answer. request_id: 32 hex digits."""
         yield Watch()
+
+    def refused(self, request_id: str, what: Failure, seconds: float) -> None:
+        """A request was answered with this before it began. seconds: since its first byte."""
