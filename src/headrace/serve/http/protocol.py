@@ -1,6 +1,6 @@
 """The server's side of a connection: uvicorn's, behind a gate that measures heads, bodies and time.
 
-The gate reads each head itself (`serve.head`) and hands on what is right in its plainest form, one request after the
+The gate reads each head itself (`head`) and hands on what is right in its plainest form, one request after the
 other. What is refused here is answered so that the client can read it: the answer, the end of the stream, and then what
 the client still sends is thrown away for a while, because a connection that is closed with unread input is reset, and
 takes the answer with it.

@@ -1,4 +1,4 @@
-"""How the server listens: uvicorn with the connections of `serve.protocol`."""
+"""How the server listens: uvicorn with the connections of `protocol`."""
 
 from __future__ import annotations
 
