@@ -15,6 +15,7 @@ from headrace.serve.events import Failure
 
 INVALID = "invalid_request"
 NO_MEMORY = "insufficient_memory"
+UNSUPPORTED_IMAGE = "unsupported_image"
 HINT = "free memory, ask for less, or serve with a smaller --memory-gb or --max-context"
 
 
