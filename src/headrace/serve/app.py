@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.serve.backend import Backend, Running
 from headrace.serve.dialect import Context, Count, Counting, Endpoint, Exchange, Page, Tell
 from headrace.serve.events import Event, Failed, Failure, Finished, collected
-from headrace.serve.failure import RequestError, failure
+from headrace.serve.failure import UNSUPPORTED_IMAGE, RequestError, failure
 from headrace.serve.http import guard
 from headrace.serve.http.answer import Answer, App, Handed, hints, named
 from headrace.serve.http.body import Room, apart, check_type, parsed, received
@@ -171,7 +171,7 @@ class Served:
         check_stops(request.stop)
         if not self._backend.card.vision and any(turn.images for turn in request.turns):
             raise RequestError(
-                f"the model {self._backend.card.name!r} takes no images", code="unsupported_image"
+                f"the model {self._backend.card.name!r} takes no images", code=UNSUPPORTED_IMAGE
             )
 
     async def _generate(

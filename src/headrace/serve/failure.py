@@ -18,6 +18,7 @@ from headrace.serve.events import Failure
 INVALID = "invalid_request"
 TOO_LONG = "context_length_exceeded"
 NO_MEMORY = "insufficient_memory"
+UNSUPPORTED_IMAGE = "unsupported_image"
 HINT = "free memory, ask for less, or serve with a smaller --memory-gb or --max-context"
 
 
@@ -75,7 +76,7 @@ def failure(error: BaseException) -> Failure:
 
 
 # Causes that lie in the prompt, whatever finds them.
-_OF_PROMPT = frozenset({TOO_LONG, "prefill_wait_exceeded", "unsupported_image"})
+_OF_PROMPT = frozenset({TOO_LONG, "prefill_wait_exceeded", UNSUPPORTED_IMAGE})
 
 
 def located(failure: Failure, *, prompt: str, answer: str) -> str | None:

@@ -381,6 +381,14 @@ def test_a_prompt_that_is_too_long_says_what_clients_read(error: Exception, said
     assert anthropic.error(failure(error)) == {"type": "error", "error": told}
 
 
+def test_a_picture_that_is_refused_says_what_clients_read() -> None:
+    """Claude Code takes the picture out of the conversation then; for other words every later turn is refused too."""
+    error = RequestError("the model 'm' takes no images", code="unsupported_image")
+    said = "Could not process image: the model 'm' takes no images"
+    told = {"type": "invalid_request_error", "message": said}
+    assert anthropic.error(failure(error)) == {"type": "error", "error": told}
+
+
 def test_no_memory_is_overload() -> None:
     told = anthropic.error(failure(MemoryBudgetError("pages", 2, 1)))
     assert told["error"]["type"] == "overloaded_error"

@@ -136,7 +136,6 @@ def test_errors_without_a_field_for_it_begin_with_the_place_of_a_schema(
 ) -> None:
     assert message(SCHEMA) == f"{field}: schema at /items: format: is not known"
     assert message(STRICT) == "tool 'f' at /items: format: is not known"
-    assert message(UNSEEN) == "the model takes no images"
 
 
 def literals(annotation: object) -> Iterator[object]:

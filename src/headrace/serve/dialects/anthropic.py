@@ -27,7 +27,7 @@ from headrace.serve.events import (
     TextDelta,
     Usage,
 )
-from headrace.serve.failure import RequestError, worded
+from headrace.serve.failure import UNSUPPORTED_IMAGE, RequestError, worded
 from headrace.serve.history import JOINT, arranged, joined, steady, with_instructions
 from headrace.serve.request import (
     Effort,
@@ -44,6 +44,8 @@ from headrace.serve.request import (
 )
 from headrace.values import Tool
 
+# Clients look for these words to go on without a picture that a tool brought.
+NO_PICTURE = "Could not process image: "
 # Types of tools that the API runs itself, with the date of a version behind them.
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
 # Budgets of thinking below which an effort is enough, in tokens.
@@ -80,6 +82,8 @@ def error(failure: Failure) -> Json:
 
 
 def _told(failure: Failure) -> str:
+    if failure.code == UNSUPPORTED_IMAGE:
+        return f"{NO_PICTURE}{failure.text}"
     if failure.context_tokens is None:
         return worded(failure, answer="output_config.format")
     # Clients look for these words to compact a conversation.
@@ -296,7 +300,10 @@ def _image(block: wire.ImageBlock) -> Image:
             f"an image's source is {source.type!r}; only inline images are accepted",
             hint='send {"type": "base64", "media_type": ..., "data": ...}',
         )
-    return images.inline(source.data, source.media_type)
+    try:
+        return images.inline(source.data, source.media_type)
+    except RequestError as error:
+        raise RequestError(f"{NO_PICTURE}{error.message}", hint=error.hint) from None
 
 
 def _document(block: wire.DocumentBlock) -> list[Part]:
