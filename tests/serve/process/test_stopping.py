@@ -122,9 +122,22 @@ def test_any_other_request_is(
     assert site.attendant.due()
 
 
-def test_a_foreign_host_learns_nothing(site: Site, ask: Callable[..., httpx.Response]) -> None:
-    for path in ("/headrace/status", "/metrics", "/headrace/clients"):
-        assert ask("GET", path, headers={"host": "evil.example"}).status_code == 403
+def test_a_foreign_host_learns_nothing(
+    site: Site, ask: Callable[..., httpx.Response], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is logged, also where looking is not."""
+    caplog.set_level("INFO", "headrace.serve.process")
+    paths = ("/headrace/status", "/metrics", "/headrace/clients", "/health")
+    ids = []
+    for path in paths:
+        told = ask("GET", path, headers={"host": "evil.example"})
+        assert told.status_code == 403
+        ids.append(told.headers["x-request-id"])
+        assert ask("GET", "/health").status_code == 200
+    while len(caplog.records) < len(paths):
+        pass  # a line comes a moment after its answer
+    lines = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [(line["id"], line["status"]) for line in lines] == [(one, 403) for one in ids]
 
 
 def test_a_generation_that_begins_as_the_server_stops_fails(site: Site) -> None:

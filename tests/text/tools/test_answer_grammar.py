@@ -227,15 +227,17 @@ def test_a_demanded_call_keeps_to_its_schema(vocabularies: Vocabularies) -> None
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_strict_tool_invents_no_properties(vocabularies: Vocabularies, choice: str) -> None:
-    """Where its schema names some and is silent about others; where it has some needed that it does not name, it may."""
+    """Where its schema names some and is silent about others; one that it needs and does not name may be anything."""
     unnamed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}
     tools = [Tool("place", strict=True, parameters=PLACE), Tool("unnamed", strict=True, parameters=unnamed)]  # fmt: skip
     made, tokenizer = grammar(vocabularies, HERMES, tools=tools[:1], choice=choice)
     assert accepts(made, tokenizer, calling("place", '{"city": "Bern"}'))
     assert not accepts(made, tokenizer, calling("place", '{"city": "Bern", "x": 1}'))
     made, tokenizer = grammar(vocabularies, HERMES, tools=tools[1:], choice=choice)
-    assert accepts(made, tokenizer, calling("unnamed", '{"b": 1}'))
-    assert not accepts(made, tokenizer, calling("unnamed", '{"a": 1}'))
+    for arguments in ('{"b": 1}', '{"b": {"x": [null]}}', '{"b": "x", "a": 1}'):
+        assert accepts(made, tokenizer, calling("unnamed", arguments)), arguments
+    for arguments in ('{"a": 1}', '{"b": 1, "c": 1}', '{"c": 1}'):
+        assert not accepts(made, tokenizer, calling("unnamed", arguments)), arguments
 
 
 def test_a_schema_that_may_name_properties_elsewhere_leaves_them_open(

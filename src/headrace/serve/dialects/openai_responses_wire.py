@@ -411,7 +411,9 @@ class Body(Wire):
     user: str | None = ECHOED
     service_tier: str | None = ECHOED
     stream_options: Json | None = UNUSED
-    truncation: Annotated[Literal["disabled"] | None, Offered] = UNUSED
+    truncation: Annotated[Literal["disabled"] | None, Offered] = Field(
+        None, description='Accepted where "disabled": what is too long is refused.'
+    )
     client_metadata: Json | None = UNUSED
     access_programs: Any = UNUSED
     previous_response_id: Annotated[None, Refused(STORED)] = None

@@ -104,7 +104,7 @@ class Attendant(Observer):
                 watch.account.progress = watch.generation.progress
             watch.account.end(now)
             self._metrics.count(watch.account)
-            if not quiet or watch.is_refused:
+            if not quiet or (watch.account.status or 0) >= 400:
                 log.info("request", extra={"fields": watch.account.fields()})
 
     def refused(self, request_id: str, what: Failure, seconds: float) -> None:
@@ -139,7 +139,6 @@ class Attended(Watch):
         self._clock = clock
         self.account = account
         self.generation: Heard | None = None
-        self.is_refused = False
 
     def admit(self) -> None:
         """See `Watch`."""
@@ -164,7 +163,6 @@ class Attended(Watch):
     def refused(self, what: Failure) -> None:
         """See `Watch`."""
         self.account.status, self.account.error = what.status, what.code
-        self.is_refused = True
 
     def heard(self, running: Running, request: Request) -> Running:
         """See `Watch`."""

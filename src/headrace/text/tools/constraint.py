@@ -135,7 +135,18 @@ def _held(tool: Tool) -> Tool:
     )
     if open_ended or not isinstance(schema.get("properties"), Mapping):
         return tool
-    return replace(tool, parameters={"additionalProperties": False, **schema}, strict=True)
+    if "additionalProperties" in schema:
+        return replace(tool, strict=True)
+    # What is needed and not named may be anything.
+    needed = schema.get("required")
+    unnamed = (
+        {name: {} for name in needed if isinstance(name, str)}
+        if isinstance(needed, Sequence)
+        else {}
+    )
+    properties = {**unnamed, **schema["properties"]}
+    closed = {**schema, "properties": properties, "additionalProperties": False}
+    return replace(tool, parameters=closed, strict=True)
 
 
 class _Composer:
