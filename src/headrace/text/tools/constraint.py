@@ -137,14 +137,9 @@ def _held(tool: Tool) -> Tool:
         return tool
     if "additionalProperties" in schema:
         return replace(tool, strict=True)
-    # What is needed and not named may be anything.
     needed = schema.get("required")
-    unnamed = (
-        {name: {} for name in needed if isinstance(name, str)}
-        if isinstance(needed, Sequence)
-        else {}
-    )
-    properties = {**unnamed, **schema["properties"]}
+    names = [n for n in needed if isinstance(n, str)] if isinstance(needed, list | tuple) else []
+    properties = {**dict.fromkeys(names, {}), **schema["properties"]}  # unnamed ones: anything
     closed = {**schema, "properties": properties, "additionalProperties": False}
     return replace(tool, parameters=closed, strict=True)
 
