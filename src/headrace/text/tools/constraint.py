@@ -139,7 +139,7 @@ def _held(tool: Tool) -> Tool:
         return replace(tool, strict=True)
     needed = schema.get("required")
     names = [n for n in needed if isinstance(n, str)] if isinstance(needed, list | tuple) else []
-    properties = {**dict.fromkeys(names, {}), **schema["properties"]}  # unnamed ones: anything
+    properties = {**{key: {} for key in names}, **schema["properties"]}  # unnamed ones: anything
     closed = {**schema, "properties": properties, "additionalProperties": False}
     return replace(tool, parameters=closed, strict=True)
 
