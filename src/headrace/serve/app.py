@@ -139,6 +139,7 @@ class Served:
             await answer.empty(200, ())
         else:
             what = Failure(405, "method_not_allowed", f"{method[:40]} is not for this path")
+            answer.watch.failed(what)
             await answer.json(found[0].error(what), 405, [("allow", ", ".join(methods))])
 
     async def _serve(

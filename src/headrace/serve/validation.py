@@ -30,6 +30,7 @@ from headrace.serve.failure import INVALID, RequestError
 MAX_DEPTH = 200  # brackets of a body that may be open at a time
 MAX_VALUES = 1 << 17  # of a body's objects and arrays; each wrong one costs a kilobyte to say so
 MAX_DIGITS = 4300  # of a whole number; reading more takes time that grows with their square
+MAX_PLACE = 200  # characters of a place that is told
 MAX_STOPS = 64  # stop strings of one request
 MAX_STOP = 1000  # characters of each
 
@@ -201,7 +202,7 @@ def _place(found: ErrorDetails, value: object) -> str:
             value = value[key]
         elif missing and at == len(loc) - 1:
             place += f".{key}" if place else key
-    return place or "the body"
+    return place[:MAX_PLACE] or "the body"
 
 
 def _branch(rest: tuple[int | str, ...], value: dict[str, Any], missing: bool) -> bool:

@@ -20,6 +20,7 @@ from types import ModuleType
 import uvicorn
 
 from headrace.errors import SettingError
+from headrace.memory.allocator import give_back_large_blocks
 from headrace.serve.app import create_app
 from headrace.serve.backend import Backend
 from headrace.serve.http.guard import policy_for
@@ -77,6 +78,7 @@ def run(site: Site, opening: Callable[[], AbstractContextManager[Opened]]) -> in
     The port and the lock are taken before anything is opened. Raises SettingError, ModelBusyError, and what opening
     raises.
     """
+    give_back_large_blocks()
     policy = policy_for(site.host, api_key=site.api_key, allow_hosts=site.allow_hosts)
     with Signals() as signals, logging_to(sys.stderr, json=site.log_json):
         try:
