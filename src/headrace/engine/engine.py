@@ -350,17 +350,15 @@ class Engine:
     def resume(
         self, sequence: Sequence, tokens: Tokens[int], private: Private | None = None
     ) -> int:
-        """Begin an empty sequence with the longest prefix of `tokens` that is kept in memory or on disk; how many
-        tokens of it were read from disk."""
+        """Begin an empty sequence with the longest kept prefix of `tokens`; how many of it came from disk."""
         public = private is None or private.reuse
         keys = [sequence.salt] * public + ([] if private is None else [private.key])
         self.prefixes.adopt(
             sequence, tokens, max(keys, key=lambda key: self.prefixes.longest(tokens, key))
         )
-        held = len(sequence)
-        if self._disk is not None and public:
-            self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
-        return len(sequence) - held
+        if self._disk is None or not public:
+            return 0
+        return self._disk.extend(sequence, tokens, self._binding(sequence.salt), self._reserve)
 
     def keep(
         self,

@@ -53,21 +53,22 @@ class DiskTier:
 
     def extend(
         self, sequence: Sequence, tokens: Tokens[int], binding: blob.Binding, reserve: Reserve
-    ) -> None:
-        """Append to a sequence, which holds a prefix of `tokens`, as many more of them as the disk holds."""
+    ) -> int:
+        """Append to a sequence, which holds a prefix of `tokens`, as many more of them as the disk holds; how many."""
         begin = len(sequence)
         found = self._disk.find(_bound(binding), tokens)
         if found.length <= begin:
-            return
+            return 0
         try:
             reserve([Work(sequence, tokens[begin : found.length])])
         except PagesExhaustedError:
-            return  # there will be none to read them anew either
+            return 0  # there will be none to read them anew either
         end = self._load(found, begin, sequence.page_table())
         sequence.commit(tokens[begin:end])
         sequence.trim()
         if end > begin:
             self._disk.used(found)
+        return end - begin
 
     def store(
         self, sequence: Sequence, prompt_tokens: int, binding: blob.Binding, head: int = 0

@@ -61,9 +61,8 @@ class OpenWire(Wire):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
-UNSUPPORTED = (
-    "unsupported_field"  # the code of what is known and not offered, and of what is not known
-)
+# The code of what is known and not offered, and of what is not known.
+UNSUPPORTED = "unsupported_field"
 
 
 def not_offered(said: str) -> PydanticCustomError:

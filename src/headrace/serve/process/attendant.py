@@ -181,10 +181,8 @@ class Heard:
         self._clock = clock
         self._stopped = False
         self._left = False
-        self._told = (
-            account.began,
-            0,
-        )  # when its standing was told last, and how much was read by then
+        # When its standing was told last, and how much was read by then.
+        self._told = (account.began, 0)
 
     @property
     def progress(self) -> Progress:
